@@ -81,10 +81,10 @@ def npy(array: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no .npy file to map"),
-        (b"\x93NUMPY\x01\x00\xff", "no .npy file to map"),
-        (npy(values(34, 2))[:-4], "no .npy file to map"),
-        (npy(np.array([[{}]] * 34, object)), "no .npy file to map"),
+        (b"", "not an .npy file to map"),
+        (b"\x93NUMPY\x01\x00\xff", "not an .npy file to map"),
+        (npy(values(34, 2))[:-4], "not an .npy file to map"),
+        (npy(np.array([[{}]] * 34, object)), "not an .npy file to map"),
         (npy(np.asfortranarray(values(34, 2))), "in Fortran order"),
         (npy(values(33, 2)), r"must have shape \(34, features\); it has \(33, 2\)"),
         (npy(values(34, 2)[:, 0]), r"it has \(34,\)"),

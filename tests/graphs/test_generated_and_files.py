@@ -165,7 +165,7 @@ def test_rmat_argument_out_of_range_is_named_with_its_range(changed, message):
 
 
 def test_rmat_gives_up_on_ties_that_it_practically_never_draws():
-    with pytest.raises(SizeError, match=r"of 2016 different ties among 64 nodes: too dense"):
+    with pytest.raises(SizeError, match=r"of 2016 different edges among 64 nodes: too dense"):
         rmat(64, 2016, 1, 1)
 
 

@@ -1,22 +1,21 @@
 """Graphs to train on: generated, read from a file, or Zachary's karate club.
 
-A graph is a plain set of NumPy arrays (`Graph`); `normalised_adjacency` turns it into the sparse
-matrix that a graph convolution multiplies by. Only NumPy is imported with this package. Users make
-graphs here, ``umem graph cut`` cuts them, and chainer's parallel graphs read the parts.
+A graph is a set of NumPy arrays (`Graph`); `normalised_adjacency` computes the sparse matrix that a
+graph convolution multiplies by. Importing this package imports only NumPy. Users make graphs here,
+``umem graph cut`` partitions them, and chainer's parallel graphs read the parts.
 
     csr.py                has the graph, and the matrix that a graph convolution multiplies by
     generator.py          generates graphs with power-law degrees
     planted_partition.py  generates graphs of communities
     karate.py             loads the karate club
-    labelled.py           gives a graph labels that its features alone do not tell
+    labelled.py           gives a graph labels that cannot be learned from features alone
     npz.py                reads and writes .npz files, without pickle
     draws.py              draws random numbers that are the same on every NumPy
     partition.py          assigns nodes to parts by METIS
     cutting.py            writes the parts to a folder
     cut_folder.py         reads that folder
-    part_file.py          is the file of a part: arrays with checksums
-    verified_files.py     remembers files that were verified, so that a large one is not read at
-                          each opening
+    part_file.py          reads and writes the file of a part: arrays with checksums
+    verified_files.py     remembers verified files, so that a large one is not read at each opening
     halo.py               plans the rows that ranks send to each other
 """
 

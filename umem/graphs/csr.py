@@ -18,18 +18,18 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class GraphData:
-    """A graph of N nodes with F features and a label a node, split for training.
+    """A graph of N nodes with F features and one label per node, split for training.
 
-    The arrays are those of the .npz file that `load_npz` reads, see docs/reference/graphs.md.
+    The .npz file of `load_npz` has the same arrays; docs/reference/graphs.md has the table.
 
     Attributes:
         indptr: int32 (N + 1,); the neighbours of node i are ``indices[indptr[i]:indptr[i + 1]]``.
-        indices: int32 (E,); both directions of a tie are entries, self loops are not needed.
+        indices: int32 (E,); each edge has an entry for both directions; self loops are optional.
         features: float32 (N, F), or a memory map of floats of any width.
         labels: int32 (N,), from 0.
-        train_mask: bool (N,); the nodes whose labels training sees.
-        val_mask: bool (N,); those for choosing among what was trained.
-        test_mask: bool (N,); those for the figure that is reported.
+        train_mask: bool (N,); nodes for training.
+        val_mask: bool (N,); nodes for validation, such as choosing hyperparameters.
+        test_mask: bool (N,); nodes for testing.
     """
 
     indptr: Array
@@ -58,14 +58,14 @@ class GraphData:
 def normalised_adjacency(graph: GraphData) -> scipy.sparse.csr_matrix:
     """Compute D^-1/2 (A + I) D^-1/2 as a float32 CSR matrix: int32 indices, sorted, no duplicates.
 
-    A is 1 where the graph has an entry, however often; a self loop that the graph already has is
-    not added again. D is the row sum of A + I, so that a node without ties keeps its features. For
-    a symmetric graph the result equals its transpose bit for bit.
+    A is 1 for each entry of the graph, also for repeated ones; existing self loops are not added
+    again. D is the row sum of A + I, so a node without edges keeps its features. For a symmetric
+    graph the result equals its transpose bit for bit.
 
     Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017,
     equation 2.
 
-    Cost: a few passes over the entries; about 24 bytes an entry while it runs, 8 after.
+    Cost: a few passes over the entries; about 24 bytes per entry while it runs, 8 afterwards.
 
     Raises:
         MissingDependencyError: scipy is not installed.
@@ -85,9 +85,7 @@ def normalised_adjacency(graph: GraphData) -> scipy.sparse.csr_matrix:
 
 
 def symmetric_csr(ties: Array, nodes: int) -> tuple[Array, Array]:
-    """Build int32 indptr and indices of a symmetric graph; an edge is coded as one end * N +
-    other.
-    """
+    """Build int32 indptr and indices of a symmetric graph; an edge is one end * N + other."""
     low, high = ties // nodes, ties % nodes
     entries = np.sort(np.concatenate([ties, high * nodes + low]))
     indptr = np.zeros(nodes + 1, np.int32)

@@ -1,4 +1,4 @@
-"""A graph in parts on disk: a folder with a list, and a file for each part."""
+"""A partitioned graph on disk: a folder with a list, and a file for each part."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ def part_name(part: int) -> str:
 
 @dataclass(frozen=True)
 class Cut:
-    """Description of a partitioned graph on disk; each part is in a file of its own.
+    """Description of a partitioned graph on disk; each part is in its own file.
 
     Attributes:
-        folder: where it lies.
-        graph: a hash of the graph that was cut, see `graph_hash`.
-        identity: a hash of the graph and of who belongs to which part.
-        nodes: by part, how many it has. Parts in order are the order of nodes: part p has those
-            from `offsets[p]` to `offsets[p + 1]`.
-        entries: by part, those of its rows of the normalised adjacency, loops included.
-        tie_count: ties of the graph, without loops and repeats.
-        across_count: how many of them lead from one part to another.
+        folder: the folder of the files.
+        graph: a hash of the graph, see `graph_hash`.
+        identity: a hash of the graph and its partition.
+        nodes: number of nodes in each part. In the order of parts, part p has the nodes from
+            `offsets[p]` to `offsets[p + 1]`.
+        entries: number of entries of the normalised adjacency in each part's rows, self loops
+            included.
+        tie_count: number of the graph's edges, without self loops and repeats.
+        across_count: number of these edges that connect two parts.
         feature_count: F.
         class_count: one more than the highest label.
     """
@@ -56,26 +57,27 @@ class Cut:
 
     @property
     def offsets(self) -> Array:
-        """Return where each part begins in the order of parts: int64 (parts + 1,)."""
+        """Return the first node of each part in the order of parts: int64 (parts + 1,)."""
         return np.concatenate([[0], np.cumsum(self.nodes, dtype=np.int64)])
 
     @property
     def imbalance(self) -> float:
-        """Return the entries of the largest part, divided by those of an average one."""
+        """Return the entries of the largest part divided by the average."""
         return max(self.entries) * len(self.entries) / sum(self.entries)
 
     def part(self, part: int, *, verify_features: bool = True) -> GraphPart:
         """Open the file of one part.
 
-        Cost: reads all of it but the features, which stay in the file; the first time those too, to
-        compare them with their checksum. See docs/reference/graphs.md for how that is remembered.
+        Cost: reads everything except the features, which stay in the file. The first time it reads
+        them too, to compare them with their checksum; docs/reference/ranks.md explains how umem remembers
+        that.
 
         Args:
             part: from 0.
-            verify_features: False where they are not used.
+            verify_features: False if they are not used.
 
         Raises:
-            DataError: it cannot be read, is torn or damaged, or is a part of another cut.
+            DataError: the file cannot be read, is incomplete or damaged, or belongs to another cut.
         """
         path = self.folder / part_name(part)
         file = ArraysFile(path)
@@ -106,7 +108,7 @@ class GraphPart(NamedTuple):
         train_mask: bool (n,).
         val_mask: bool (n,).
         test_mask: bool (n,).
-        features: float32 (n, F), in the file: what is not touched is not read.
+        features: float32 (n, F), a memory map of the file; rows are read when they are used.
     """
 
     indptr: Array
@@ -125,21 +127,21 @@ def open_cut(folder: str | Path, graph: GraphData | None = None) -> Cut:
 
     Args:
         folder: an output of `umem.graphs.cut` or ``umem graph cut``.
-        graph: see that it is this one that was cut; costs a pass over its arrays.
+        graph: check that the cut is of this graph; costs a pass over its arrays.
 
     Raises:
-        DataError: it cannot be read, is no cut, or is one of another graph.
+        DataError: the folder cannot be read, is not a cut, or is a cut of another graph.
     """
     path = Path(folder) / LIST
     try:
         with open_regular(path) as file:
             cut = _cut(Path(folder), json.load(file))
     except OSError as error:
-        raise DataError(f"{short(path)}: no cut of a graph: {reason(error)}") from error
+        raise DataError(f"{short(path)}: not a cut of a graph: {reason(error)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{short(path)}: no list of a cut: {short(repr(error))}") from error
+        raise DataError(f"{short(path)}: not the list of a cut: {short(repr(error))}") from error
     if graph is not None and graph_hash(graph) != cut.graph:
         raise DataError(f"{short(Path(folder))} is a cut of another graph; cut this one")
     return cut
@@ -159,7 +161,7 @@ def _cut(folder: Path, values: dict[str, Any]) -> Cut:
         )
     expected = values.pop(SUMS)
     if _sum_of_list(values) != expected:
-        raise ValueError("its SHA-256 is another than when it was written")
+        raise ValueError("its SHA-256 has changed since it was written")
     del values["version"]
     counts = tuple(values.pop("nodes")), tuple(values.pop("entries"))
     return Cut(folder, nodes=counts[0], entries=counts[1], **values)

@@ -1,4 +1,4 @@
-"""Cutting a graph into parts, on disk."""
+"""Partitions a graph into files on disk."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from umem.graphs.partition import partition, symmetric_pattern
 def cut(
     graph: GraphData, parts: int, folder: str | os.PathLike[str], *, assignment: Array | None = None
 ) -> Cut:
-    """Partition a graph for ranks that train on it together, and write one file a part.
+    """Partition a graph for ranks that train on it together, and write one file for each part.
 
-    Few ties are across, and parts have about as many entries each (METIS; see `partition`). One cut
-    serves any number of ranks up to that of parts, and gives the same bits on each: 12 parts go
-    evenly to 1, 2, 3, 4, 6 and 12.
+    METIS cuts few edges, and gives all parts about the same number of entries. A cut into P parts
+    works with any number of ranks up to P, and results are bit for bit the same for all of them. 12
+    parts divide evenly among 1, 2, 3, 4, 6 and 12 ranks.
 
-    Cost: about 40 bytes an entry and METIS's own in memory, in one process; features are read a few
-    rows at a time, so `graph.features` may be a memory map.
+    Cost: about 40 bytes of memory per entry plus METIS's own, in one process. Features are read a
+    few rows at a time, so `graph.features` may be a memory map.
 
     Args:
-        graph: without direction: both directions of every tie are entries.
+        graph: an undirected graph: each edge has an entry for both directions.
         parts: 1 to N.
-        folder: made, and not there before; whole or not there afterwards.
+        folder: a new folder; it is written completely or not at all.
         assignment: int (N,), the part of each node, from another partitioner; parts may then
             be empty.
 
     Raises:
         SizeError: more parts than nodes, or fewer than 1.
-        DataError: a tie leads one way only, or `assignment` is not one part a node.
-        FileError: the folder exists, or cannot be written; nothing is left of it.
+        DataError: an edge has only one direction, or `assignment` does not give each node a part.
+        FileError: the folder exists, or cannot be written; an incomplete folder is removed.
         MissingDependencyError: pymetis is not installed, and there is no `assignment`.
 
     >>> import tempfile
@@ -73,15 +73,15 @@ def _check_target(folder: Path) -> None:
     if os.path.lexists(folder):
         raise FileError(f"{short(folder)} exists; name another folder, or remove it")
     if not folder.parent.is_dir():
-        raise FileError(f"{short(folder.parent)} is no folder; make it, or name another")
+        raise FileError(f"{short(folder.parent)} is not a folder; create it, or name another")
 
 
 def _check_assignment(assignment: Array, nodes: int, parts: int) -> None:
     fits = assignment.shape == (nodes,) and assignment.dtype.kind in "iu"
     if not fits or not 0 <= assignment.min() <= assignment.max() < parts:
         raise DataError(
-            f"assignment: must be {nodes} whole numbers from 0 to {parts - 1}, a part for each "
-            f"node; got {assignment.dtype} of {assignment.shape}"
+            f"assignment: must be {nodes} integers from 0 to {parts - 1}, a part for each node; "
+            f"got {assignment.dtype} of {assignment.shape}"
         )
 
 
@@ -135,7 +135,7 @@ def _parts(
 
 
 def _rows_of(indptr: Array, indices: Array, nodes: Array) -> tuple[Array, Array]:
-    """Return indptr and column indices of some rows of the adjacency, self loops included."""
+    """Return indptr and column indices of some rows of the adjacency, with self loops."""
     lengths = np.diff(indptr)[nodes].astype(np.int64) + 1
     starts = np.concatenate([[0], np.cumsum(lengths)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
@@ -162,8 +162,8 @@ def _write(cut: Cut, parts: Iterator[Mapping[str, Array | PickedRows]]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
             raise FileError(
-                f"the cut cannot be written to {short(cut.folder)}: {reason(error)}; make room, "
-                "or name another folder. Nothing is left of it"
+                f"the cut cannot be written to {short(cut.folder)}: {reason(error)}; free space, "
+                "or name another folder. No file was left"
             ) from error
         raise
 

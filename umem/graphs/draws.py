@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every NumPy version, and ties drawn with them."""
+"""Random numbers that are the same on every NumPy version, and random edges."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def different_ties(draw: Callable[[int], Array], count: int, *, function: str, w
     """Draw ``count`` different edges, int64, in the order drawn.
 
     Args:
-        draw: makes edges, as numbers, of a number of draws; some may be dropped or equal.
-        count: of different ties.
+        draw: returns coded edges from a number of draws; some may be dropped or equal.
+        count: number of different edges.
         function: the caller's name, for the error.
-        where: names the place that has too few, for the error.
+        where: the place of the edges and the reason, for the error.
 
     Raises:
-        SizeError: many draws gave fewer.
+        SizeError: many draws gave too few edges.
     """
     ties = np.empty(0, np.int64)
     drawn, drawn_at_most = 0, 32 * count + 200_000
     while len(ties) < count:
         if drawn > drawn_at_most:
             raise SizeError(
-                f"{function}: {drawn} draws gave only {len(ties)} of {count} different ties "
-                f"{where}. Ask for fewer ties, or for more nodes."
+                f"{function}: {drawn} draws gave only {len(ties)} of {count} different edges "
+                f"{where}. Ask for fewer edges or more nodes."
             )
         batch = max(2 * (count - len(ties)), len(ties) // 4, 1024)
-        batch = min(batch + batch % 2, _DRAWS_PER_ROUND)  # even: no half of a 64-bit draw is lost
+        batch = min(batch + batch % 2, _DRAWS_PER_ROUND)  # even: wastes no half of a 64-bit draw
         drawn += batch
         ties = _without_repeats(np.concatenate([ties, draw(batch)]))
     return ties[:count]
@@ -63,11 +63,11 @@ def check_arguments(function: str, **ranges: tuple[int, int, int]) -> None:
     """Check that arguments are in range.
 
     Args:
-        function: whose arguments they are.
-        ranges: by name, an argument, the least and the most that it may be.
+        function: the function of the arguments, for the error.
+        ranges: by name, an argument, its minimum and its maximum.
 
     Raises:
-        SizeError: one is not.
+        SizeError: an argument is out of range.
     """
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:

@@ -10,42 +10,42 @@ from umem.graphs.csr import Array, GraphData, symmetric_csr
 from umem.graphs.draws import INT32_MAX, check_arguments, different_ties, draws
 from umem.graphs.labelled import labelled
 
-# R-MAT's corner probabilities a, b, c (d is what is left), as thresholds of a 32-bit draw.
+# R-MAT's corner probabilities a, b, c (d is the rest), as thresholds of a 32-bit draw.
 _A, _AB, _ABC = (np.uint32(round(p * 2**32)) for p in (0.57, 0.57 + 0.19, 0.57 + 0.19 + 0.19))
 
 
 def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> GraphData:
     """Generate a graph with power-law degrees, and a task that a graph network can learn.
 
-    Ties are drawn until `edges` different ones are there. A tie's two ends are found by halving
-    the adjacency matrix again and again, with probabilities 0.57, 0.19, 0.19 and 0.05 for the
-    four quarters; ends beyond the last node and self loops are drawn again. Node numbers are not
-    shuffled (low numbers have most ties), and many nodes have no tie at all.
+    Edges are drawn until `edges` different ones are found. Each draw halves the adjacency matrix
+    repeatedly, with probabilities 0.57, 0.19, 0.19 and 0.05 for the four quarters; nodes beyond the
+    last one and self loops are drawn again. Node numbers are not shuffled (low numbers have most
+    edges), and many nodes have no edge.
 
-    Every node gets a class at random. Its features are that class's prototype under noise; its
-    label is the class with most weight among itself and its neighbours, weighted as in
-    `normalised_adjacency`. So a graph network can learn the labels, and features alone cannot.
+    Every node gets a random class. Its features are that class's prototype plus noise; its label
+    is the class with the most weight among itself and its neighbours, weighted as in
+    `normalised_adjacency`. So a graph network can learn the labels, but not from features alone.
     60 % of the nodes are for training, 20 % for validation, 20 % for testing.
 
-    Equal arguments give equal arrays on every NumPy version: all randomness is PCG64's raw
-    output, which NumPy keeps stable, and not a distribution's, which it does not. The first ties
-    do not depend on how many more are asked for, nor on features and classes.
+    Equal arguments give equal arrays on every NumPy version: all randomness is PCG64's raw output,
+    which is stable in NumPy, unlike its distributions. The first edges do not depend on the total
+    number of edges, nor on features and classes.
 
     Chakrabarti, Zhan and Faloutsos, "R-MAT: A Recursive Model for Graph Mining", SDM 2004. The
     probabilities stay the same at every halving; the paper lets them vary a little.
 
-    Cost: 150,000 nodes, 1,000,000 ties, 128 features in about two seconds and 300 MB.
+    Cost: 150,000 nodes, 1,000,000 edges, 128 features in about two seconds and 300 MB.
 
     Args:
-        nodes: N, any number from 1.
-        edges: undirected ties; the graph has twice as many entries.
+        nodes: N, from 1.
+        edges: number of undirected edges; the graph has twice as many entries.
         features: F, from 1.
         classes: 1 to N.
         seed: from 0.
 
     Raises:
-        SizeError: an argument is out of range, or R-MAT practically never draws that many
-            different ties among so few nodes.
+        SizeError: an argument is out of range, or R-MAT is unlikely to draw that many different
+            edges among so few nodes.
 
     >>> graph = rmat(nodes=1000, edges=4000, features=16, classes=4)
     >>> graph.features.shape, len(graph.indices)
@@ -69,7 +69,7 @@ def rmat(nodes: int, edges: int, features: int, classes: int, seed: int = 0) -> 
 def _draw_ties(bits: np.random.PCG64, nodes: int, count: int) -> Array:
     """Return the edges of ``count`` R-MAT draws, each as smaller end * ``nodes`` + larger end.
 
-    Self loops, and edges with an end beyond the last node, are dropped; repeated edges stay.
+    Drops self loops and edges with an end beyond the last node; repeated edges stay.
     """
     levels = max((nodes - 1).bit_length(), 1)
     drawn = draws(bits, count * levels).reshape(count, levels)

@@ -1,8 +1,8 @@
-"""The rows of a partitioned graph that each rank has, needs of others, and sends.
+"""The rows of a partitioned graph that each rank has, receives and sends.
 
-A rank has a contiguous run of parts. The rows of a part that another rank needs are those with an
-entry in that rank's columns, because ties have no direction: so each rank reads from its own parts
-alone both what it sends and what it gets.
+A rank has a contiguous range of parts. Because the graph is undirected, another rank needs exactly
+the rows of a part that have an entry in that rank's columns. So each rank derives both the rows
+that it sends and the rows that it receives from its own parts alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from umem.graphs.cut_folder import Cut, GraphPart
 
 
 def parts_of_ranks(parts: int, ranks: int) -> tuple[range, ...]:
-    """Assign each rank a run of consecutive parts; the first ranks get one more if uneven.
+    """Assign each rank a range of consecutive parts; the first ranks get one more if uneven.
 
     Raises:
         SizeError: there are more ranks than parts.
     """
     if ranks > parts:
         raise SizeError(
-            f"{ranks} ranks for a graph in {parts} parts: each needs a part at least. Start "
-            f"{parts} or fewer, or cut the graph into more parts (umem graph cut --parts {ranks})"
+            f"{ranks} ranks for a graph in {parts} parts: each needs at least one part. Start at "
+            f"most {parts}, or cut the graph into more parts (umem graph cut --parts {ranks})"
         )
     ends = [rank * (parts // ranks) + min(rank, parts % ranks) for rank in range(ranks + 1)]
     return tuple(map(range, ends[:-1], ends[1:]))
@@ -37,8 +37,8 @@ class ColumnBlock(NamedTuple):
     """Entries of a rank's rows in some columns, as CSR with int32 indices.
 
     Attributes:
-        part: the part that its columns are of; None: the rank's own parts.
-        columns: how many there are.
+        part: the part of its columns; None for the rank's own parts.
+        columns: the number of columns.
     """
 
     part: int | None
@@ -52,16 +52,16 @@ class ColumnBlock(NamedTuple):
 class RankBlocks:
     """The rows of a rank, split into column blocks in the order in which their products are summed.
 
-    For the rows of part p that order is p, p + 1, ..., the last part, 0, ..., p - 1, whatever the
-    number of ranks: first the rank's own columns from p on, then those of other ranks, and last its
-    own before p.
+    For the rows of part p that order is p, p + 1, ..., the last part, 0, ..., p - 1, for any number
+    of ranks: first the rank's own columns from p on, then other ranks' columns, and last its own
+    columns before p.
 
     Attributes:
-        rows: by part of the rank, the slice of its rows.
+        rows: the slice of rows of each part of the rank.
         first: own columns, of the row's part or a later one.
-        halo: by part of another rank, in that order, columns of the rows that are needed.
+        halo: the columns of received rows, a block for each part of another rank, in that order.
         last: own columns, of earlier parts.
-        sent: by part of the rank and other rank, the rows of the rank that are sent: int32.
+        sent: int32, the rank's rows to send, by its part and the other rank.
     """
 
     rows: tuple[slice, ...]
@@ -76,12 +76,12 @@ def rank_blocks(
 ) -> RankBlocks:
     """Split the rows of a rank's parts into column blocks.
 
-    Cost: a few passes over their entries, about 40 bytes an entry while it runs, 8 after.
+    Cost: a few passes over their entries, about 40 bytes per entry while it runs, 8 afterwards.
     """
     own, offsets = ranks[rank], cut.offsets
     bounds = offsets[own.start : own.stop + 1] - offsets[own.start]
     entries = _Entries(parts, offsets)
-    order = (entries.part - own.stop) % len(cut.nodes) + 1  # of other parts; own ones come behind
+    order = (entries.part - own.stop) % len(cut.nodes) + 1  # of other parts; the next lines set own
     inside = (entries.part >= own.start) & (entries.part < own.stop)
     row_part = np.searchsorted(bounds[1:], entries.row, "right") + own.start
     order[inside & (entries.part >= row_part)] = 0
@@ -129,7 +129,7 @@ class _Entries:
 def _sent(
     entries: _Entries, ranks: Sequence[range], rank: int, bounds: Array
 ) -> dict[tuple[int, int], Array]:
-    """Return, for each part and other rank, the rows whose values that rank needs."""
+    """Return, for each part and other rank, the rows that the other rank needs."""
     sent: dict[tuple[int, int], Array] = {}
     for other, its in enumerate(ranks):
         if other == rank:
@@ -149,8 +149,8 @@ class HaloPlan:
     """Rows that each rank sends in each exchange of features.
 
     Attributes:
-        rows: int64 (parts, ranks): rows of a part that a rank needs; 0 where the part is its own.
-        ranks: by rank, its parts.
+        rows: int64 (parts, ranks): number of rows of a part that a rank needs; 0 for its own parts.
+        ranks: the parts of each rank.
     """
 
     rows: Array
@@ -161,9 +161,9 @@ class HaloPlan:
 
         Args:
             rank: from 0.
-            widths: the columns of each exchange; `umem.chainer.ParallelGCN.exchanged_widths` has
-                those of a step.
-            itemsize: bytes of a number.
+            widths: number of columns of each exchange; for a step they are in
+                `umem.chainer.ParallelGCN.exchanged_widths`.
+            itemsize: bytes per number.
         """
         own = self.ranks[rank]
         return int(self.rows[own.start : own.stop].sum()) * sum(widths) * itemsize
@@ -174,13 +174,13 @@ class HaloPlan:
 
 
 def halo_plan(cut: Cut, ranks: int) -> HaloPlan:
-    """Compute which rows ranks would send each other, from the files of a cut; starts no rank.
+    """Compute from the files of a cut which rows ranks would send each other; starts no rank.
 
-    Cost: reads all parts but their features, one after the other.
+    Cost: reads all parts, without their features, one after the other.
 
     Raises:
         SizeError: there are more ranks than parts.
-        DataError: a part cannot be read, or is one of another cut.
+        DataError: a part cannot be read, or belongs to another cut.
     """
     runs = parts_of_ranks(len(cut.nodes), ranks)
     rows = np.zeros((len(cut.nodes), ranks), np.int64)

@@ -16,7 +16,7 @@ def karate_club() -> GraphData:
     nodes; all others are for testing.
 
     Zachary, "An Information Flow Model for Conflict and Fission in Small Groups", Journal of
-    Anthropological Research 33 (1977), 452-473. A member's label is the club it joined. Ties are
+    Anthropological Research 33 (1977), 452-473. A member's label is the club it joined. Edges are
     unweighted.
     """
     text = (resources.files("umem") / "data" / "karate.csv").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""A task on a graph, which a graph network can learn and its features alone do not tell."""
+"""A task that a graph network can learn, but not from features alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from umem.graphs.csr import Array, GraphData
 from umem.graphs.draws import below, draws
 
 _PROTOTYPE_STRENGTH = np.float32(0.2)
-"""Share of a class's prototype in the features of its nodes, beside noise in [-1, 1). A choice that
-no measurement supports."""
+"""Factor of a class's prototype in the features of its nodes, added to noise in [-1, 1). A choice
+that no measurement supports."""
 
 
 def labelled(indptr: Array, indices: Array, features: int, classes: int, seed: int) -> GraphData:
@@ -28,7 +28,7 @@ def labelled(indptr: Array, indices: Array, features: int, classes: int, seed: i
 
 
 def prevailing(indptr: Array, indices: Array, own: Array, classes: int) -> Array:
-    """Return the class with most edge weight around each node: int32 (N,)."""
+    """Return the class with the most edge weight around each node: int32 (N,)."""
     nodes = len(own)
     degrees = np.diff(indptr)
     scale = 1.0 / np.sqrt(degrees + 1.0)
@@ -61,7 +61,7 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 
 
 def _split(bits: np.random.PCG64, nodes: int) -> tuple[Array, Array, Array]:
-    """Draw masks of 60, 20 and 20 % of the nodes; at least one node trains."""
+    """Draw masks of 60, 20 and 20 % of the nodes; at least one node is for training."""
     order = np.argsort(draws(bits, nodes), kind="stable")
     train, val = -(-nodes * 6 // 10), nodes // 5
     part = np.empty(nodes, np.int8)

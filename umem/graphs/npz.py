@@ -1,4 +1,4 @@
-"""Graphs in .npz files: read without pickle, and checked before anything uses them."""
+"""Graphs in .npz files: read without pickle, and checked before use."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NAMES = tuple(field.name for field in fields(GraphData))
 
 
 def save_npz(path: str | os.PathLike[str], graph: GraphData) -> None:
-    """Write a graph so that `load_npz` reads it back; an existing file is replaced.
+    """Write a graph to a file for `load_npz`; an existing file is replaced.
 
     Raises:
-        DataError: `load_npz` would refuse it; nothing is written.
-        OSError: it cannot be written; an existing file is as before.
+        DataError: `load_npz` would refuse the graph; no file was written.
+        OSError: the file cannot be written; an existing file stays.
     """
     path = Path(path)
     arrays = {field.name: np.asarray(getattr(graph, field.name)) for field in fields(GraphData)}
@@ -36,20 +36,20 @@ def save_npz(path: str | os.PathLike[str], graph: GraphData) -> None:
 def load_npz(
     path: str | os.PathLike[str], features: str | os.PathLike[str] | None = None
 ) -> GraphData:
-    """Read a graph from an .npz file with the arrays of `GraphData`; other arrays are ignored.
+    """Read a graph from an .npz file with the arrays of `Graph`; other arrays are ignored.
 
-    Nothing in the file is executed: pickled arrays are refused. Integers of any width and floats
-    of any width are accepted and converted to int32 and float32; see docs/reference/graphs.md.
+    Refuses pickled arrays, so the file cannot execute code. Integers and floats of any width are
+    converted to int32 and float32. docs/reference/graphs.md has the table.
 
     Args:
         path: the file.
-        features: an .npy file of the features instead, which may be larger than memory: it is
-            mapped as `numpy.load(mmap_mode="r")` does, in the type that it has. `umem.graphs.cut`
-            makes float32 of its rows, and checks that they are finite.
+        features: a separate .npy file of features, which may be larger than memory: it is mapped
+            like `numpy.load(mmap_mode="r")` and keeps its type. `umem.graphs.cut` converts its rows
+            to float32, and checks that they are finite.
 
     Raises:
-        DataError: it cannot be read, an array is missing, or an array is not what it should be;
-            the message names the file, the array and the first position that is wrong.
+        DataError: the file cannot be read, or an array is missing or invalid; the message names the
+            file, the array and the first wrong position.
     """
     source = short(Path(path))
     try:
@@ -68,15 +68,15 @@ def _mapped(path: str | os.PathLike[str]) -> Array:
     """Memory-map the array of an .npy file."""
     source = short(Path(path))
     try:
-        with open_regular(path):  # a pipe would wait
+        with open_regular(path):  # opening a pipe would block
             array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header can raise nearly anything
-        raise DataError(f"{source}: no .npy file to map: {_reason(error)}") from error
+        raise DataError(f"{source}: not an .npy file to map: {_reason(error)}") from error
     if not isinstance(array, np.memmap):
-        raise DataError(f"{source}: not one array; numpy.save writes a file that can be mapped")
+        raise DataError(f"{source}: not a single array; write it with numpy.save")
     if not array.flags.c_contiguous:
         raise DataError(
-            f"{source}: in Fortran order, so that a row lies all over the file; save "
+            f"{source}: in Fortran order, so each row is scattered over the file; save "
             "numpy.ascontiguousarray(array)"
         )
     return array
@@ -90,9 +90,9 @@ def _read_arrays(source: str, file: IO[bytes], names: Collection[str]) -> dict[s
     """Read the named arrays of an .npz file, without pickle.
 
     Raises:
-        DataError: the file is damaged, or is no .npz file.
+        DataError: the file is damaged, or is not an .npz file.
     """
-    # A damaged file can raise nearly anything here: BadZipFile, zlib.error, EOFError, ValueError,
+    # A damaged file can raise nearly any error here: BadZipFile, zlib.error, EOFError, ValueError,
     # SyntaxError, MemoryError, NotImplementedError, ... All mean the same to the caller.
     try:
         archive = np.load(file, allow_pickle=False)
@@ -119,7 +119,7 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(source: str, arrays: dict[str, Array]) -> GraphData:
-    """Check arrays and make a graph of them; raises DataError for the first that is wrong."""
+    """Check arrays and make a graph of them; raises DataError for the first invalid one."""
     where = {name: f"{source}: {name}" for name in arrays}
     indices = _integers(where["indices"], arrays["indices"])
     indptr = _checked_indptr(where["indptr"], arrays["indptr"], len(indices))
@@ -138,7 +138,7 @@ def _checked(source: str, arrays: dict[str, Array]) -> GraphData:
 
 
 def _integers(where: str, array: Array) -> Array:
-    """Return a 1-D array of integers that fit int32.
+    """Check that an array is 1-D, of integers, and no longer than int32 can count; returns it.
 
     Raises:
         DataError: it is not.
@@ -156,7 +156,7 @@ def _in_range(where: str, array: Array, limit: int, what: str) -> Array:
     """Return an int32 array whose values are all from 0 to ``limit`` - 1.
 
     Raises:
-        DataError: one is outside.
+        DataError: a value is out of range.
     """
     bad = (array < 0) | (array >= limit)
     if bad.any():
@@ -171,7 +171,7 @@ def _checked_indptr(where: str, array: Array, entries: int) -> Array:
     """Check a CSR row pointer against the number of entries, and return it as int32.
 
     Raises:
-        DataError: it does not start with 0, falls, or ends elsewhere.
+        DataError: it does not start with 0, decreases, or does not end with ``entries``.
     """
     indptr = _integers(where, array)
     if len(indptr) < 2:
@@ -191,7 +191,7 @@ def _checked_indptr(where: str, array: Array, entries: int) -> Array:
 
 
 def _checked_features(where: str, array: Array, nodes: int) -> Array:
-    """Check a feature matrix, and return it as float32; a memory map is returned as it is.
+    """Check a feature matrix, and return it as float32; a memory map is returned unchanged.
 
     Raises:
         DataError: its shape or dtype is wrong, or a value is not finite in float32.

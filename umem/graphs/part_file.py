@@ -1,4 +1,4 @@
-"""The file of a part: arrays with their checksums; features are read where they lie."""
+"""The file of a part: arrays with their checksums; features are memory-mapped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = 4096
 
 
 class PickedRows(NamedTuple):
-    """Selected rows of a float array, converted to float32 as they are written."""
+    """Selected rows of a float array, converted to float32 when they are written."""
 
     array: Array
     rows: Array
@@ -34,10 +34,10 @@ class PickedRows(NamedTuple):
         return np.dtype(np.float32)
 
     def pieces(self) -> Iterator[Array]:
-        """Yield the rows in pieces of some rows each.
+        """Yield the rows, a few thousand at a time.
 
         Raises:
-            DataError: a number is not finite as float32.
+            DataError: a number is not finite in float32.
         """
         for start in range(0, len(self.rows), _ROWS):
             rows = self.rows[start : start + _ROWS]
@@ -54,10 +54,10 @@ def write_arrays(
 ) -> None:
     """Write arrays and a description, with checksums of both.
 
-    Rows are read once, as they are written, so that the header gets its checksums last.
+    Reads the rows only once, while writing them, so the header gets its checksums last.
 
     Args:
-        file: one that can be sought in.
+        file: a seekable file.
     """
     unknown = array_sum("", bool, (), ())
     file.write(_header(arrays, with_sums(notes, dict.fromkeys(arrays, unknown))))
@@ -74,7 +74,7 @@ def _header(arrays: Mapping[str, Array | PickedRows], notes: Mapping[str, str]) 
 
 
 def _written(file: IO[bytes], array: Array | PickedRows) -> Iterator[Any]:
-    """Write an array, piece by piece, and yield each."""
+    """Write an array in pieces, and yield each."""
     for piece in array.pieces() if isinstance(array, PickedRows) else (array,):
         items = piece.astype(piece.dtype.newbyteorder("<"), copy=False).data
         file.write(items)
@@ -82,14 +82,15 @@ def _written(file: IO[bytes], array: Array | PickedRows) -> Iterator[Any]:
 
 
 class ArraysFile:
-    """An open file of arrays whose header fits the length of the file.
+    """An open file of arrays, with a valid header.
 
     Attributes:
         notes: the description that was written with the arrays.
         sums: the checksum of each array.
 
     Raises:
-        DataError: it cannot be read, is no such file, or is shorter or longer than it says.
+        DataError: it cannot be read, is not such a file, or does not have the length that its
+            header gives.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +104,7 @@ class ArraysFile:
         except OSError as error:
             raise self._wrong(f"cannot be read: {reason(error)}") from error
         except ValueError as error:
-            raise self._wrong(f"is no part of a cut: {error}") from error
+            raise self._wrong(f"is not a part of a cut: {error}") from error
 
     def _wrong(self, what: str) -> DataError:
         return DataError(f"{short(self._path)} {what}; cut the graph again")
@@ -112,17 +113,17 @@ class ArraysFile:
         """Memory-map an array.
 
         Raises:
-            DataError: it is missing.
+            DataError: the file has no such array.
         """
         if name not in self.sums:
             raise self._wrong(f"has no {name}")
         return self._arrays.mapped(name)
 
     def read(self, name: str) -> Array:
-        """Read an array and compare it with its checksum, which is of its type and shape too.
+        """Read an array and compare it with its checksum, which covers its type and shape too.
 
         Raises:
-            DataError: it is missing, or is not what was written.
+            DataError: the array is missing, or has changed since it was written.
         """
         array = np.array(self.mapped(name))
         self._compare(name, array)
@@ -134,4 +135,4 @@ class ArraysFile:
 
     def _compare(self, name: str, array: Array) -> None:
         if self.sums[name] != sum_of(name, array):
-            raise self._wrong(f"is damaged: the checksum of {name} is another")
+            raise self._wrong(f"is damaged: the checksum of {name} differs")

@@ -16,17 +16,17 @@ _SEED = 0
 def partition(indptr: Array, indices: Array, parts: int) -> Array:
     """Partition an undirected graph so that few edges are cut: int32 (N,), a part for each node.
 
-    A node weighs as many as it has ties and one more, so that parts have about as many entries of
-    the matrix that a graph convolution multiplies by. Nodes without a tie, which nothing holds to
-    any part, go where the fewest nodes are; no part stays empty. Equal graphs give equal cuts with
-    one version of METIS.
+    The weight of a node is its number of edges plus one, so that the parts' rows of the normalised
+    adjacency have about the same number of entries. Nodes without edges are added to the parts with
+    the fewest nodes. No part stays empty. Equal graphs give equal cuts with the same version of
+    METIS.
 
     Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
     Graphs", SIAM Journal on Scientific Computing 20 (1998).
 
     Args:
         indptr: int (N + 1,).
-        indices: int (E,), both directions of every tie, no loops, none twice.
+        indices: int (E,), both directions of every edge, without self loops and repeats.
         parts: 1 to N.
 
     Raises:
@@ -48,7 +48,7 @@ def partition(indptr: Array, indices: Array, parts: int) -> Array:
 
 
 def _metis(indptr: Array, indices: Array, degrees: Array, parts: int) -> Array:
-    pymetis = needed("pymetis", "mpi", "a graph is cut by METIS, by")
+    pymetis = needed("pymetis", "mpi", "cutting a graph by METIS needs")
     result = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(indptr.astype(np.int32), indices.astype(np.int32)),
@@ -71,7 +71,7 @@ def _spread(found: Array, parts: int) -> None:
 
 
 def _level(counts: Array, added: int) -> int:
-    """Return the level to which the lowest counts rise when ``added`` is distributed over them."""
+    """Return the level of the lowest counts after distributing ``added`` over them."""
     low, high = int(counts.min()), int(counts.min()) + added
     while low < high:
         middle = (low + high + 1) // 2
@@ -94,7 +94,7 @@ def symmetric_pattern(source: str, graph: Any) -> tuple[Array, Array]:
     """Return int32 indptr and indices of a graph's edges, without self loops and duplicates.
 
     Raises:
-        DataError: one of them leads one way only.
+        DataError: an edge has only one direction.
     """
     nodes = graph.node_count
     row = np.repeat(np.arange(nodes, dtype=np.int64), np.diff(graph.indptr))
@@ -105,8 +105,8 @@ def symmetric_pattern(source: str, graph: Any) -> tuple[Array, Array]:
     if not np.array_equal(forth, back):
         tie = int(np.setdiff1d(forth, back)[0])
         raise DataError(
-            f"{source}: indices: a tie leads from node {tie // nodes} to {tie % nodes} and none "
-            "back; a cut is for ties without direction, so give each tie as two entries"
+            f"{source}: indices: an edge leads from node {tie // nodes} to {tie % nodes} and none "
+            "back; only undirected graphs can be cut: give each edge an entry in both directions"
         )
     indptr = np.zeros(nodes + 1, np.int32)
     np.cumsum(np.bincount(forth // nodes, minlength=nodes), out=indptr[1:])

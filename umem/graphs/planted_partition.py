@@ -1,4 +1,4 @@
-"""Generated graphs of communities: many ties inside of each, few across."""
+"""Generated graphs of communities: many edges inside each, few between them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ def communities(
 ) -> GraphData:
     """Generate a planted partition graph of equal communities, and a task that a GCN can learn.
 
-    Of the ties, `across` lead from one community to another and the others stay inside of one; each
-    is drawn evenly among those that are possible for a node drawn evenly. Then the numbers of the
-    nodes are shuffled, so that nothing in them tells who belongs together: it has to be found
-    again, as `umem.graphs.cut` does. Features, labels and masks are as `rmat` makes them.
+    A share `across` of the edges connects two communities; the others stay inside one. Each edge
+    joins a uniformly drawn node with a uniformly drawn node of the same, or of another, community.
+    Node numbers are then shuffled, so they do not reveal the communities; a partitioner such as
+    `umem.graphs.cut` must find them. Features, labels and masks are as in `rmat`.
 
     Equal arguments give equal arrays on every NumPy version, as for `rmat`.
 
     The planted partition model of Condon and Karp, "Algorithms for Graph Partitioning on the
     Planted Partition Model", Random Structures and Algorithms 18 (2001), with a fixed number of
-    ties in place of a probability.
+    edges instead of a probability.
 
-    Cost: 200,000 nodes, 1,000,000 ties, 64 features in about two seconds and 300 MB.
+    Cost: 200,000 nodes, 1,000,000 edges, 64 features in about two seconds and 300 MB.
 
     Args:
         nodes: N, from 2.
-        communities: 1 to N / 2; they differ by one node at most.
-        ties: undirected, without loops and each once; the graph has twice as many entries.
-        across: share of the ties between communities, 0 to 1.
+        communities: 1 to N / 2; their sizes differ by at most one node.
+        ties: number of undirected edges, without self loops and repeats; the graph has twice as
+            many entries.
+        across: share of the edges between communities, 0 to 1.
         seed: from 0.
         features: F, from 1.
         classes: 1 to N.
@@ -86,8 +87,8 @@ def _ties(
     possible = _possible(starts, inside=other_end is _inside)
     if count > possible:
         raise SizeError(
-            f"communities: {count} ties {where} {len(starts) - 1} communities of {starts[-1]} "
-            f"nodes, where {possible} are possible; ask for fewer ties, or for more nodes"
+            f"communities: {count} edges {where} {len(starts) - 1} communities of {starts[-1]} "
+            f"nodes, but only {possible} are possible; pass a smaller ties= or a larger nodes="
         )
     draw = partial(_draw, other_end, bits, starts)
     return different_ties(
@@ -118,7 +119,7 @@ def _inside(bits: np.random.PCG64, start: Array, stop: Array, nodes: int) -> Arr
 
 
 def _outside(bits: np.random.PCG64, start: Array, stop: Array, nodes: int) -> Array:
-    """Draw for each node a node of another community; of its own if there is only one."""
+    """Draw for each node a node of another community, or of its own if there is only one."""
     size = stop - start
     other = below(bits, len(start), nodes - size).astype(np.int64)
     return np.where(other < start, other, other + size)

@@ -1,8 +1,8 @@
-"""Remembering that a file was found whole, so that a large one is not read at each opening.
+"""Remembers verified files, so that a large file is not read at each opening.
 
-A mark beside the file names its size, its inode and when it last changed, in content or in status,
-by the file system's own clock, which no program sets. Models: whatever writes to the file, puts
-another in its place or copies it. Does not model: a disk whose bits change while nobody writes.
+A mark beside the file holds its size, its inode and the times of its last change of content and
+status. No program can set the latter, which the file system's own clock gives. Models: any write
+to the file, its replacement or copy. Does not model: bits of a disk that change without a write.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 from umem._common.files import open_regular, whole
 
 SETTLED_NS = 2_000_000_000
-"""A file that changed less than this ago may change again and show the same times: 2 s are the
-coarsest that file systems have (FAT)."""
+"""Age of a file's last change from which a later change shows another time: 2 s is the coarsest
+resolution of a file system (FAT)."""
 _TEXT = "features were compared with their checksum; remove this file to have it done again\n"
 _known: set[tuple[Path, str]] = set()
-"""Files that this process has verified, as their folders may be read-only."""
+"""Files that this process has verified; their folders may be read-only."""
 
 
 def verify_once(path: Path, checksum: str, verify: Callable[[], None]) -> None:
     """Verify a file unless it was verified since it last changed.
 
-    Several processes may do so at once: each verifies, and the last mark stays, which says the
-    same. Where no mark can be written, this process alone remembers.
+    Several processes may call it at once: each verifies the file, and all write the same mark. If
+    no mark can be written, only this process remembers.
 
     Args:
-        path: of the file; its mark has the suffix ".verified".
-        checksum: the expected one.
-        verify: does so; raises where it differs, and nothing is remembered.
+        path: path of the file; its mark has the suffix ".verified".
+        checksum: the expected checksum.
+        verify: verifies the file; raises if it differs, and then no mark is written.
 
     Raises:
         OSError, FileError: the file cannot be read.
