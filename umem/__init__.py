@@ -1,15 +1,15 @@
 """umem: CuPy and Chainer programs that use more memory than the GPU has.
 
-``import umem.chainer`` for what concerns Chainer. docs/design.md has the whole picture.
+The Chainer features are in ``umem.chainer``. docs/design.md describes the whole design.
 
-``import umem`` loads NumPy and what a block or `enable` needs. Traces, planners and the virtual GPU
-are loaded when they are first used. CuPy, 13 or newer, is imported only when a CUDA device is
-opened; no device is asked for at import.
+``import umem`` loads NumPy, the memory blocks and `enable`. Traces, planners and the virtual GPU
+load on first use. CuPy, 13 or newer, is imported only when a CUDA device is opened; importing umem
+opens no device.
 
-Beside the rooms are errors.py, units.py and dask.py; the last is umem for the workers of
-dask.distributed, a module on memory, which no other imports.
+errors.py, units.py and dask.py belong to no room. dask.py enables umem in the workers of
+dask.distributed; it builds on memory, and no other module imports it.
 
-PYTEST_DONT_REWRITE: it has a plugin for pytest, and may be imported before that.
+PYTEST_DONT_REWRITE: umem has a plugin for pytest, and may be imported before it.
 """
 
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from umem.trace import Trace
     from umem.trace.recording import mark, record
 else:
-    # What takes longer to load than everything else together: traces, planners, the virtual GPU.
+    # These take longer to load than everything else together: traces, planners, the virtual GPU.
     _, __getattr__ = face(
         __name__,
         choosing="choose",

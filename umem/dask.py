@@ -1,4 +1,4 @@
-"""Memory larger than the GPU for dask's workers. Never run on a GPU yet, nor with dask-cuda."""
+"""Let dask's workers use more memory than the GPU has. Never run on a GPU or with dask-cuda."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ _made: Handle | None = None  # by a plugin, not by the program
 class Plugin(WorkerPlugin):
     """Enable umem in every worker: ``client.register_plugin(umem.dask.Plugin("hybrid"))``.
 
-    The arguments are those of `umem.enable`, resolved in each worker. A limit is each worker's own:
-    two under ``"8GiB"`` may reserve 16 GiB, on one card too; ``"90%"`` is of what the host has left
-    then. Each process has its own software GPU and VRAM. Never run on a GPU or with dask-cuda yet.
+    The arguments are as in `umem.enable`. Each worker resolves them itself, so a limit is per
+    worker: two workers with ``"8GiB"`` may reserve 16 GiB, even on one card, and ``"90%"`` means
+    the host memory available to that worker at that time. Each process has its own software GPU and
+    VRAM. Never run on a GPU or with dask-cuda yet.
 
-    ``client.scheduler_info()`` has each worker's bytes at its last heartbeat: ``metrics["umem"]``,
-    and ``umem_used_bytes`` and so on for the dashboard's table; managed ones include spilled ones.
-    ``client.unregister_worker_plugin(plugin.name)`` of the last plugin disables what it enabled.
+    ``client.scheduler_info()`` reports each worker's bytes at its last heartbeat in
+    ``metrics["umem"]``, and as ``umem_used_bytes`` and so on for the dashboard's table. Managed
+    bytes include spilled bytes. ``client.unregister_worker_plugin(plugin.name)`` of the last plugin
+    disables umem again.
 
     Raises:
-        StateError, SizeError: no such mode or limit; or it is used on the scheduler. Registering:
-            other settings are on, and stay; later workers are asked too, until it is removed.
-        DeviceError, DeviceNotFoundError: registering, as `umem.enable` in the worker.
+        StateError, SizeError: the mode or limit is invalid, or the plugin is used on the scheduler.
+            On registering: other settings are on and stay on; workers that start later try too,
+            until the plugin is removed.
+        DeviceError, DeviceNotFoundError: on registering, as `umem.enable` in the worker.
     """
 
     def __init__(
@@ -51,15 +54,15 @@ class Plugin(WorkerPlugin):
         checked_request(mode, limit, bool(prefetch))
         self.name = f"umem-{mode}-{uuid.uuid4()}"
         self.mode, self.limit, self.prefetch = mode, limit, prefetch
-        serialize_by_host_copies()  # for what the client receives
+        serialize_by_host_copies()  # for arrays that the client receives
 
     async def start(self, scheduler: Any) -> None:
-        """Refuse to be a plugin of the scheduler, which calls this."""
-        scheduler.plugins.pop(self.name, None)  # its end would hang on this one
+        """Refuse to run on the scheduler, which calls this."""
+        scheduler.plugins.pop(self.name, None)  # or the scheduler would hang at its end
         raise StateError("umem.dask.Plugin is for workers: client.register_plugin(plugin)")
 
     def setup(self, worker: Any) -> None:
-        """Enable umem in the worker's process; nothing has changed where that is refused."""
+        """Enable umem in the worker's process; an error leaves it unchanged."""
         global _made
         before = enabled()
         try:
@@ -79,15 +82,15 @@ class Plugin(WorkerPlugin):
         limit = _device_memory_limit(worker)
         if limit is not None and self.mode != "unmanaged":
             warnings.warn(
-                f"dask-cuda copies results to the host beyond {format_bytes(limit)} of VRAM, "
-                f"before {self.mode} memory is needed: LocalCUDACluster(device_memory_limit=None, "
-                "memory_limit=None), or 0 for both in dask cuda worker",
+                f"dask-cuda copies results to the host above {format_bytes(limit)} of VRAM, before "
+                f"{self.mode} memory is used. Pass LocalCUDACluster(device_memory_limit=None, "
+                "memory_limit=None), or 0 for both to dask cuda worker",
                 DaskWarning,
                 stacklevel=2,
             )
 
     def teardown(self, worker: Any) -> None:
-        """Disable what plugins have enabled, if this was the last one."""
+        """Disable umem if this was the last plugin and a plugin enabled it."""
         if (self, worker) in _set_up:
             _set_up.remove((self, worker))
         if worker not in [other for _, other in _set_up]:
@@ -97,10 +100,10 @@ class Plugin(WorkerPlugin):
 
 
 def _device_memory_limit(worker: Any) -> int | None:
-    """Return the bytes of results on the GPU beyond which dask-cuda moves some to the host.
+    """Return the bytes of results on the GPU above which dask-cuda moves some to the host.
 
-    By dask-cuda's DeviceHostFile and, with JIT-unspill, ProxifyHostFile, which have no public name
-    for it. None without a limit, and in workers of distributed itself.
+    Reads dask-cuda's DeviceHostFile or, with JIT-unspill, ProxifyHostFile, which have no public
+    name for it. None without a limit, and in workers of distributed itself.
     """
     data = getattr(worker, "data", None)
     for owner, name in (("device_buffer", "n"), ("manager", "_device_memory_limit")):
@@ -116,10 +119,11 @@ def _figures(device: Any) -> dict[str, int]:
 
 
 def serialize_by_host_copies() -> None:
-    """Have distributed exchange CuPy's arrays by copies to the host, in this process.
+    """Make distributed exchange CuPy arrays by copies to the host, in this process.
 
-    Its own way receives into memory of RMM or numba, and fails where neither works. `Plugin` calls
-    this where it is made and in workers; other clients have to. UCX between GPUs is not changed.
+    distributed's own serializer receives into memory of RMM or numba, and fails if neither works.
+    `Plugin` calls this function in the client that creates it and in the workers. Call it yourself
+    in other clients. UCX transfers between GPUs do not change.
     """
     for side in ("dask_serialize", "dask_deserialize", "cuda_serialize", "cuda_deserialize"):
         for package in ("cupy", "cupyx"):
@@ -129,7 +133,7 @@ def serialize_by_host_copies() -> None:
 
 
 def _register() -> None:
-    """Register for CuPy's arrays, after distributed's own serializer, which would replace it."""
+    """Register for CuPy's arrays, after distributed's own serializer, which would replace this."""
     with suppress(Exception):  # RMM or numba may be missing, or fail in their own ways
         importlib.import_module("distributed.protocol.cupy")
     protocol.dask_serialize.register(sys.modules["cupy"].ndarray, _to_host)
@@ -137,7 +141,7 @@ def _register() -> None:
 
 
 def _to_host(array: Any) -> tuple[dict[str, Any], list[memoryview]]:
-    """Copy to the host, in a form that distributed's own serializer reads as well."""
+    """Copy to the host, in a form that distributed's own serializer can read too."""
     array.device.synchronize()  # a task may use a stream that this thread's copies do not wait for
     host = array.get(order="A")
     header = {"shape": host.shape, "strides": host.strides, "typestr": host.dtype.str}
@@ -146,7 +150,7 @@ def _to_host(array: Any) -> tuple[dict[str, Any], list[memoryview]]:
 
 
 def _from_host(header: dict[str, Any], frames: list[Any]) -> Any:
-    """Copy to the GPU what this or distributed's own serializer has copied to the host."""
+    """Copy an array to the GPU from a host copy, made by `_to_host` or by distributed itself."""
     dtype = pickle.loads(header["dtype"]) if "dtype" in header else header["typestr"]
     host = np.ndarray(header["shape"], dtype, frames[0], strides=header["strides"])
     return sys.modules["cupy"].array(host, blocking=True)

@@ -1,6 +1,6 @@
-"""Sizes and times, to and from text: ``"1.5GiB"``, ``"60%"``, ``"1.5x"``.
+"""Parse and format sizes and times: ``"1.5GiB"``, ``"60%"``, ``"1.5x"``.
 
-Bytes are ints everywhere in umem; KiB, MiB and GiB (powers of 1024) appear only in what a
+Bytes are ints everywhere in umem; KiB, MiB and GiB (powers of 1024) appear only in text that a
 person reads or types.
 """
 
@@ -22,7 +22,7 @@ GIB = 1 << 30
 TIB = 1 << 40
 MAX_BYTES = (1 << 63) - 1
 BLOCK_BYTES = 2 * MIB
-"""The driver moves managed memory in units of this (uvm_va_block.h of NVIDIA's open driver)."""
+"""The unit in which the driver moves managed memory (uvm_va_block.h of NVIDIA's open driver)."""
 
 
 _FACTORS = {
@@ -41,10 +41,10 @@ def parse_bytes(size: str | SupportsIndex, name: str = "size") -> int:
 
     Args:
         size: the size, above zero.
-        name: of the argument; it starts the error message.
+        name: the argument's name, which begins the error message.
 
     Raises:
-        SizeError: it is not a size, or is zero, negative, or 8 EiB or more.
+        SizeError: the size is invalid, zero, negative, or 8 EiB or more.
 
     >>> parse_bytes("1.5GiB")
     1610612736
@@ -71,7 +71,7 @@ def _parse_text(text: str, name: str) -> int:
     """Parse a size given as text.
 
     Raises:
-        SizeError: it is not a size.
+        SizeError: the text is not a size.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].upper()) if match else None
@@ -84,17 +84,17 @@ def _number(match: re.Match[str], name: str) -> Fraction:
     """Return the number of a size.
 
     Raises:
-        SizeError: it is too long.
+        SizeError: the number has more than 40 digits.
     """
-    if len(match[1]) > 40:  # beyond what any size needs, and beyond what Python reads
+    if len(match[1]) > 40:  # more than any size needs, and fewer than Python's own limit
         raise SizeError(f"{name} must be a size of at most 40 digits; got {match[0]!r}")
-    from fractions import Fraction  # and decimal with it, which importing umem need not wait for
+    from fractions import Fraction  # loads decimal too, so not when umem is imported
 
     return Fraction(match[1])
 
 
 class RelativeSize(NamedTuple):
-    """A size that depends on another one: ``factor`` times that; ``unit`` is "%" or "x"."""
+    """A size as ``factor`` times another one; ``unit`` is "%" or "x"."""
 
     factor: Fraction
     unit: str
@@ -107,12 +107,12 @@ def parse_size(
 
     Args:
         size: above zero; a percentage is at most 100.
-        name: of the argument; it starts the error message.
-        shares: the units of shares that are accepted, ``"%"`` or ``"%x"``.
-        accepted: a sentence on what is accepted; it ends the error message.
+        name: the argument's name, which begins the error message.
+        shares: the accepted units of shares, ``"%"`` or ``"%x"``.
+        accepted: a sentence on the accepted values, which ends the error message.
 
     Raises:
-        SizeError: it is neither.
+        SizeError: the size is neither.
 
     >>> parse_size("60%", "budget", "%", "A budget is ...")
     RelativeSize(factor=Fraction(3, 5), unit='%')
@@ -131,7 +131,7 @@ def _parse_share(match: re.Match[str], unit: str, name: str) -> RelativeSize:
     """Parse a size that is a share.
 
     Raises:
-        SizeError: it is 0, above 100% or too long.
+        SizeError: the share is 0, above 100%, or has more than 40 digits.
     """
     number = _number(match, name)
     if not number:

@@ -196,7 +196,7 @@ def test_the_traceback_has_no_line_of_umem_but_where_umem_is_called(run: Run) ->
     assert result.returncode == 1
     assert text.splitlines()[1].endswith('script.py", line 3, in <module>')
     assert "umem/cli" not in text and "click" not in text and "runpy" not in text
-    assert text.splitlines()[-1].startswith("umem.errors.StateError: nothing is enabled")
+    assert text.splitlines()[-1].startswith("umem.errors.StateError: umem is not enabled")
 
 
 TOO_MUCH = """

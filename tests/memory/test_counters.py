@@ -425,7 +425,7 @@ def test_a_block_is_used_once(device, block):
             pass
     with pytest.raises(StateError, match="make a new one"), watch:
         pass
-    with pytest.raises(StateError, match="left once"):
+    with pytest.raises(StateError, match="left before"):
         watch.__exit__(None, None, None)
 
 

@@ -176,7 +176,7 @@ def test_arrays_with_gaps_and_things_without_arrays_are_refused(xp: Any) -> None
 
 
 def test_one_array_is_no_loop_of_chunks(xp: Any) -> None:
-    with pytest.raises(HintError, match=r"got one array: \[x\] is that array as a chunk"):
+    with pytest.raises(HintError, match=r"got one array: pass \[x\] to use the array as one chunk"):
         umem.lookahead(xp.ones((4, MIB), np.float32))
 
 

@@ -101,11 +101,11 @@ def test_a_mode_that_is_off_keeps_enable_from_changing_anything(
     assert handle.xp is gpu.xp and handle.device is gpu
     with umem.managed():
         assert gpu.policy.mode == "managed"
-    with pytest.raises(StateError, match=r"UMEM_MODE being off, .*umem\.disable\(\) first"):
+    with pytest.raises(StateError, match=r"while UMEM_MODE was off, .*umem\.disable\(\) first"):
         umem.enable("managed")
     umem.disable()
     assert enabled(gpu, "managed") == Policy("managed")
-    with pytest.raises(StateError, match="nothing is enabled"):
+    with pytest.raises(StateError, match="umem is not enabled"):
         umem.disable()
 
 
@@ -126,7 +126,7 @@ def test_a_mode_that_is_off_ends_with_its_virtual_gpu(monkeypatch: pytest.Monkey
     monkeypatch.setenv("UMEM_MODE", "off")
     with umem.virtual_gpu("t4", vram="64MiB"):
         umem.enable()
-    with pytest.raises(StateError, match="nothing is enabled"):
+    with pytest.raises(StateError, match="umem is not enabled"):
         umem.disable()
 
 
@@ -152,7 +152,7 @@ def test_a_mode_that_is_off_ends_with_its_virtual_gpu(monkeypatch: pytest.Monkey
         ("UMEM_LIMIT", "0x", SizeError, "UMEM_LIMIT must be above zero"),
         ("UMEM_LIMIT", "120%", SizeError, "UMEM_LIMIT must be at most 100%"),
         ("UMEM_LIMIT", "-1", SizeError, "UMEM_LIMIT must be a size"),
-        ("UMEM_LIMIT", "1" * 39 + "x", SizeError, "UMEM_LIMIT of 1+x.*is no size"),
+        ("UMEM_LIMIT", "1" * 39 + "x", SizeError, "UMEM_LIMIT of 1+x.*is not a valid size"),
     ],
 )
 def test_a_bad_value_is_an_error_that_names_its_variable(
@@ -167,7 +167,7 @@ def test_a_bad_value_is_an_error_that_names_its_variable(
     with pytest.raises(error, match=f"^{text}"):
         umem.enable()
     assert gpu.policy == UNMANAGED
-    with pytest.raises(StateError, match="nothing is enabled"):
+    with pytest.raises(StateError, match="umem is not enabled"):
         umem.disable()
 
 

@@ -72,7 +72,7 @@ print(found)
     assert figures == "0 64 0"
     assert told.endswith("are free, and arrays used up to 64.0 MiB until the error freed them:")
     assert past.split()[:2] == ["64.0", "MiB"] and "a list that was being built" in past
-    assert not any("lies between" in line for line in more)
+    assert not any("in gaps between" in line for line in more)
 
 
 @needs_software_gpu
@@ -323,7 +323,7 @@ try:
 except MemoryError as error:
     found = umem.explain(error)
 print(found.asked_bytes <= found.free_bytes, [one.line for one in found.remedies][:2])
-print("lies between arrays" in found.remedies[0].why)
+print("in gaps between arrays" in found.remedies[0].why)
 print([one.place for one in found.held])
 """
     assert lines(program, kernel_cache, start="") == [

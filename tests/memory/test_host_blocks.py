@@ -343,7 +343,7 @@ print(len(umem.blocks(small, halo=np.int64(1), out=np.empty_like(small))))
     ]  # fmt: skip
     assert "umem.lookahead" in found[1]
     assert "64.0 MiB" in found[11] and "another axis" in found[11]
-    assert found[14] == "ValueError blocks: out is in the memory of x: write=True writes to x"
+    assert found[14] == "ValueError blocks: out shares memory with x: write=True writes to x"
     assert found[15:17] == ["ValueError blocks: x is read-only"] * 2
     assert found[17].startswith("TypeError blocks: x has the type float128")
     assert found[18].startswith("TypeError blocks: x has a mask")

@@ -98,10 +98,10 @@ def test_a_share_is_resolved_whenever_the_block_is_entered(
 @pytest.mark.parametrize(
     ("limit", "available", "reason"),
     [
-        ("90%", None, "does not say how much host memory is available"),
-        ("90%", 0, "is no size"),
-        ("1%", 99, "is no size"),
-        (f"{10**30}x", HOST_BYTES, "is no size"),
+        ("90%", None, "does not report its available host memory"),
+        ("90%", 0, "is not a valid size"),
+        ("1%", 99, "is not a valid size"),
+        (f"{10**30}x", HOST_BYTES, "is not a valid size"),
     ],
 )
 def test_a_share_that_comes_to_nothing_is_refused_on_entering(

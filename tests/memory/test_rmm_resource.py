@@ -339,7 +339,7 @@ def test_what_is_no_upstream_is_refused_at_once() -> None:
     with umem.virtual_gpu("t4"):
         with pytest.raises(DeviceError, match="leave out upstream="):
             umem.managed(upstream=len).__enter__()
-        with pytest.raises(StateError, match="for managed memory"):
+        with pytest.raises(StateError, match="only with managed memory"):
             umem.enable("hybrid", upstream=len)
         with pytest.raises(DeviceError, match="a virtual GPU is current"):
             umem.memory_resource()

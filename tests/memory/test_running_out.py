@@ -230,5 +230,5 @@ except umem.UmemError as error:
     print(error)
 """
     assert lines(program, kernel_cache) == [
-        "50 []", "this callback is over: call umem.on_out_of_memory again"
+        "50 []", "this callback is closed: call umem.on_out_of_memory again"
     ]  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_device_that_answers_nothing_is_reported_as_such(
         monkeypatch.setattr(gpu, method, broken)
     status = umem.status()
     assert (status.reserved_bytes, status.peak_bytes, status.factor) == (None, None, None)
-    assert status.paging == "unknown" and status.why_not == "it cannot be told"
+    assert status.paging == "unknown" and status.why_not == "it cannot be read"
     asked = {feature.name: feature for feature in status.features}
     for name in ("usage", "features", "modes", "versions"):
         assert asked[name].on is None

@@ -3,30 +3,30 @@
 Most names of `umem` itself come from here. Chainer, reports, choosing, cli and `umem.dask` build on
 it.
 
-    process.py         is `enable`, `disable` and `virtual_gpu`
-    mode_blocks.py     is `managed`, `hybrid` and `unmanaged`
+    process.py         has `enable`, `disable` and `virtual_gpu`
+    mode_blocks.py     has `managed`, `hybrid` and `unmanaged`
     environment.py     reads the variables that are the defaults of `enable` and ``umem run``
-    limits.py          reads a limit as people write it, and resolves it on a device
-    hints.py           is `prefetch`, `advise`, `preset`, `location` and `as_numpy`
-    declared_order.py  is `lookahead`: a loop declares its order, and arrays move before their use
-    pager.py           has the device carry out planned moves, for `lookahead` and for chainer's
+    limits.py          parses a limit, and resolves it on a device
+    hints.py           has `prefetch`, `advise`, `preset`, `location` and `as_numpy`
+    declared_order.py  has `lookahead`: a loop declares its order, and arrays move before their use
+    pager.py           carries out planned moves, for `lookahead` and for chainer's
                        `LookaheadPrefetch`
-    host_blocks.py     is `blocks`: a host array passes through two buffers on the GPU
-    counts.py          is `statistics`: how many bytes were allocated, and the most at once
-    tracking.py        is `track`: which line holds memory, and whether it leaks
-    current_status.py  is `status`
-    explaining.py      is `explain`: who holds the memory that ran out, and what would fit
+    host_blocks.py     has `blocks`: a host array passes through two buffers on the GPU
+    counts.py          has `statistics`: how many bytes were allocated, and the most at once
+    tracking.py        has `track`: which line holds memory, and whether it leaks
+    current_status.py  has `status`
+    explaining.py      has `explain`: who holds the memory that ran out, and which changes would fit
     held_graphs.py     finds Chainer's graphs that are never cut, for `explain`
-    running_out.py     is `on_out_of_memory`
-    rmm_resource.py    is `memory_resource`, an RMM resource over the mode in force; never run with
+    running_out.py     has `on_out_of_memory`
+    rmm_resource.py    has `memory_resource`, an RMM resource over the current mode; never run with
                        RMM
 
 - Without a GPU, a mode outside of `virtual_gpu` raises `DeviceNotFoundError`, which names the ways
   out. It never silently does nothing.
-- `enable` sets CuPy's own pool method bare. A block, which may be one asyncio task's of many in the
-  thread, puts a look-up before it (bench/allocation.py).
-- Limits and checks of the host sit where a pool grows (`Growth` in devices/cuda/pools.py). Whatever
-  must see every allocation, such as `statistics` and `track`, is opt-in.
+- `enable` installs the pool's method in CuPy directly. A block adds a look-up before it, because
+  the block may belong to one of several asyncio tasks in the thread (bench/allocation.py).
+- Limits and host memory are checked when a pool grows (`Growth` in devices/cuda/pools.py). Features
+  that must see every allocation, such as `statistics` and `track`, are opt-in.
 """
 
 from typing import TYPE_CHECKING

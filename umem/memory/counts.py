@@ -1,10 +1,10 @@
 """Counting allocations: how many, how large, and the most at once.
 
-A block watches what the thread that entered it allocates on the device that is current then: the
-innermost virtual GPU, otherwise the GPU that CuPy uses; of several asyncio tasks, what the one that
-entered it allocates, and those that it makes. Memory may be freed by any thread. Outside
-nothing is watched, and an allocation costs what it costs without umem; bench/allocation.py
-measures what it costs inside.
+A block watches one device: the one that is current when it is entered, which is the innermost
+virtual GPU or else the GPU that CuPy uses. It counts the allocations of the thread that entered it;
+among asyncio tasks, those of the task that entered it and of its child tasks. Any thread may free
+the memory. Outside of a block, allocations have no extra cost; bench/allocation.py measures the
+cost inside.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def statistics() -> Statistics:
 class WatchingBlock(Scoped[_Entered]):
     """Base of blocks that watch the allocations of one device.
 
-    A subclass is the `Watcher`: it counts what `_dead` has in `_count_dead`, under `_lock`.
+    A subclass is the `Watcher`. Its `_count_dead` counts the freed tickets in `_dead`, under
+    `_lock`.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class WatchingBlock(Scoped[_Entered]):
         device.watch(scope, watcher)
 
     def _not_inside(self) -> str:
-        return "a block is left once"
+        return "this block was left before, or never entered"
 
     def begin(self) -> None:
         """Do nothing; see `Watcher`."""
@@ -102,12 +103,11 @@ class WatchingBlock(Scoped[_Entered]):
 class Statistics(WatchingBlock["Statistics"]):
     """Bytes and counts of a block's allocations; made by `umem.statistics`.
 
-    Bytes are those asked for, before any rounding. Of a virtual GPU a replayed workspace counts as
-    an allocation that is freed at once; arrays that were there before do not count.
+    Bytes are as requested, before any rounding. Arrays that existed before the block do not count.
+    On a virtual GPU a replayed workspace counts as an allocation that is freed at once.
 
-    Blocks nest, and each sees its own: an outer one counts what inner ones count. The figures may
-    be read inside the block, from any thread, and afterwards, when they stay what they were at its
-    end.
+    Blocks nest: an outer block also counts the allocations of inner ones. The figures may be read
+    inside the block, from any thread, and after it; then they stay as they were at its end.
     """
 
     title = "umem.statistics()"
@@ -182,8 +182,8 @@ class Statistics(WatchingBlock["Statistics"]):
         """Print a table.
 
         Args:
-            file: where to; None is ``sys.stdout``.
-            unit: of bytes: "auto", "B", "KiB", "MiB", "GiB" or "TiB".
+            file: the file to print to; None is ``sys.stdout``.
+            unit: the unit of bytes: "auto", "B", "KiB", "MiB", "GiB" or "TiB".
         """
         found = self.summary()
         lines = [f"allocations on {self._where()}", f"{'':<8}{'bytes':>12}{'count':>10}"]
@@ -202,7 +202,7 @@ def format_in(nbytes: int, unit: str) -> str:
     """Format a size in a given unit, or in a suitable one ("auto").
 
     Raises:
-        SizeError: there is no such unit.
+        SizeError: the unit is unknown.
     """
     if unit == "auto":
         return format_bytes(nbytes)

@@ -1,4 +1,4 @@
-"""`umem.status`: what is on, what this machine can do and why not more, how much is held."""
+"""`umem.status`: the mode in force, the features of this machine, and the memory in use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Status:
-    """The state of umem: what is on, and what it holds.
+    """The state of umem: the mode in force, the device's features, and the memory in use.
 
-    ``str()`` of it is for a person, at most 80 columns wide.
+    ``str()`` formats it for a person, at most 80 columns wide. None is "unknown".
 
-    ``factor`` is managed and unmanaged bytes reserved over VRAM. None is "unknown". ``features``
-    says of each thing whether it is on, and why; ``versions`` has None where there is nothing.
-    ``set_over`` is the allocator that the program has set over the mode, which serves nothing then.
+    ``factor`` is reserved bytes, managed and unmanaged, over VRAM. ``features`` tells for each
+    feature whether it is on, and why. ``versions`` has None for packages that are not installed.
+    ``set_over`` is the allocator that the program has set since; the mode then has no effect.
     """
 
     on: bool = False
@@ -91,7 +91,7 @@ class Status:
         ]
 
     def _allocator(self) -> str:
-        return f"{self.set_over}, which the program has set since: the mode serves nothing"
+        return f"{self.set_over}, which the program has set since: the mode has no effect"
 
     def _unknown(self, name: str) -> str:
         feature = self.feature(name)
@@ -123,14 +123,14 @@ def _wrapped(name: str, text: str, width: int) -> list[str]:
 
 
 def status() -> Status:
-    """Return what is on in this thread, on which device, what it can do and how much it holds.
+    """Return the mode in force in this thread, the device, its features and its memory in use.
 
-    Costs some file reads and, on CUDA, some calls to the driver: about a millisecond. Never raises:
-    what cannot be asked is None or "unknown", and a feature says why.
+    Takes about a millisecond: some file reads and, on CUDA, some calls to the driver. Never raises:
+    values that cannot be read are None or "unknown", and a feature tells why.
     """
     try:
         device = current_device()
-    except Exception as error:  # also a driver that fails in ways that CuPy has no words for
+    except Exception as error:  # also a driver's failure for which CuPy has no error
         return _without_device(error)
     return _of(device)
 
@@ -141,20 +141,18 @@ def _without_device(error: Exception) -> Status:
 
 
 def _framework_features() -> tuple[Feature, ...]:
-    """Return a feature for each framework or cache that reports what it has done."""
+    """Return a feature for each framework or cache that has a report."""
     from umem.trace import framework_notes
 
     return tuple(Feature(name, True, text) for name, text in framework_notes().items())
 
 
 def _of(device: Device) -> Status:
-    """Ask a device for everything in a `Status`; what cannot be read becomes a feature that says
-    so.
-    """
+    """Read a device's `Status`; values that cannot be read become features that tell why."""
     problems: list[Feature] = []
     policy = active_policy(device)
     nothing: tuple[Feature, ...] = ()
-    unreadable: str | None = "it cannot be told"
+    unreadable: str | None = "it cannot be read"
     no_versions: dict[str, str | None] = {}
     features = _tried("features", device.features, nothing, problems)
     why_not = _tried("modes", lambda: device.why_not("managed"), unreadable, problems)

@@ -1,4 +1,4 @@
-"""Prefetch by an order that the program tells: which arrays each part of a loop uses."""
+"""Prefetch by a declared order: the program tells which arrays each part of a loop uses."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Lookahead(Generic[Chunk]):
     """Moves managed arrays before a loop uses them; see `lookahead`.
 
     Attributes:
-        round_count: rounds of the loop that were ended.
-        followed_count: those of them that took the order of the round before.
-        off: why it has stopped for good; None while it has not.
+        round_count: number of finished rounds of the loop.
+        followed_count: number of rounds that had the same order as the round before.
+        off: why prefetch has stopped for good; None while it runs.
     """
 
     def __init__(self, chunks: Iterable[Chunk] = (), depth: int = 2) -> None:
@@ -49,12 +49,12 @@ class Lookahead(Generic[Chunk]):
 
     @property
     def fetched_bytes(self) -> int:
-        """Return the bytes that were asked to come to the GPU so far."""
+        """Return the bytes prefetched to the GPU so far."""
         return self._pager.fetched_bytes
 
     @property
     def sent_bytes(self) -> int:
-        """Return the bytes that were asked to go to the host so far."""
+        """Return the bytes prefetched to the host so far."""
         return self._pager.sent_bytes
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Lookahead(Generic[Chunk]):
     def __iter__(self) -> Iterator[Chunk]:
         """Yield the chunks, each as a use of its arrays; the end of the loop ends the round.
 
-        A loop that is left early ends no round: the next one begins anew.
+        If you leave the loop early, the round does not count, and the next loop starts a new one.
         """
         self._begin()
         for chunk in self._chunks:
@@ -78,10 +78,11 @@ class Lookahead(Generic[Chunk]):
         self.step()
 
     def uses(self, *arrays: Any) -> None:
-        """Tell which arrays the operations up to the next `uses` or `step` work on.
+        """Declare the arrays that operations use up to the next `uses` or `step`.
 
         Args:
-            arrays: CuPy arrays in one piece, parts of such, and whatever `umem.prefetch` takes.
+            arrays: contiguous CuPy arrays or contiguous parts of them, in anything that
+                `umem.prefetch` takes.
 
         Raises:
             HintError: an array is not on the current GPU, or has gaps. Nothing has changed.
@@ -95,7 +96,7 @@ class Lookahead(Generic[Chunk]):
         self._round.append(places)
 
     def step(self) -> None:
-        """End a round: the order begins anew with the next `uses`."""
+        """End a round: the next `uses` is the first of the order again."""
         done = self._round
         if not done:
             return
@@ -113,7 +114,7 @@ class Lookahead(Generic[Chunk]):
     # -- the order -------------------------------------------------------------------------
 
     def _places_of(self, arrays: Any) -> tuple[Span, ...]:
-        """Return the places of the arrays in something, and hold their memory weakly."""
+        """Return the places of the arrays in ``arrays``, and hold their memory weakly."""
         found: list[Span] = []
         for array in arrays_in(arrays):
             place = self._place(array) if array.nbytes else None
@@ -123,10 +124,10 @@ class Lookahead(Generic[Chunk]):
         return tuple(found)
 
     def _place(self, array: Any) -> Span | None:
-        """Return the place of an array; None if it is not in managed memory, which does not move.
+        """Return the place of an array; None for unmanaged memory, which does not move.
 
         Raises:
-            HintError: it is not on the current device, or has gaps.
+            HintError: the array is not on the current device, or has gaps.
         """
         if not is_on(self._device, array):
             raise HintError(
@@ -135,17 +136,17 @@ class Lookahead(Generic[Chunk]):
         if not _is_whole(array):
             raise HintError(
                 f"lookahead: an array of shape {array.shape} and strides {array.strides} has gaps; "
-                "chunks have to be in one piece, as x[a:b] of an array in C order is"
+                "pass contiguous chunks, such as x[a:b] of an array in C order"
             )
         address = self._device.address(array)
         return None if address is None else Span(address, int(array.nbytes))
 
     def _learn(self, rounds: Iterable[tuple[Span, ...]]) -> None:
-        """Take an order as the one to come, and plan the moves of its blocks.
+        """Expect this order in the next round, and plan the moves of its blocks.
 
-        The first time, free blocks are given back, as those that making the data has left would
-        count. Those of temporary arrays are reserved again in the next round, and the plan that is
-        made after it leaves room for them.
+        The first time, free blocks are given back, because blocks left over from creating the data
+        would count as reserved. The next round reserves blocks for temporary arrays again, and the
+        plan made after that round leaves room for them.
         """
         if not self._known:
             self._device.give_back()
@@ -169,7 +170,7 @@ class Lookahead(Generic[Chunk]):
         self._moves = plan_moves(used, self._depth, self._capacity)
 
     def _room(self) -> int | None:
-        """Return the blocks of VRAM for the loop's arrays; None while all memory has room."""
+        """Return the blocks of VRAM for the loop's arrays; None while all memory fits."""
         own_bytes = end = count = block = 0
         for address, nbytes in sorted(self._places):  # parts of an array may overlap
             own_bytes += max(0, address + nbytes - max(address, end))
@@ -182,21 +183,21 @@ class Lookahead(Generic[Chunk]):
     # -- moving ----------------------------------------------------------------------------
 
     def _move(self, number: int) -> None:
-        """Carry out the moves planned for a use; an error of the driver turns prefetch off."""
+        """Carry out the moves planned for a use; a driver error turns prefetch off."""
         if not self._follows or not self._moves:
             return
         addresses = [place.address for place in self._places]
         try:
             if self._pager.advance():
                 self._pager.move(self._moves[number], addresses, self._array)
-        except Exception as error:  # whatever the driver says: the program must go on
+        except Exception as error:  # whatever the driver reports, the program must continue
             self.off, self._moves = str(error), NOTHING
             warnings.warn(f"lookahead has stopped: {error}", LookaheadWarning, stacklevel=4)
 
     def _array(self, slot: int) -> Any:
         """Return the bytes of a slot as an array; None if its memory was freed.
 
-        None, too, if the array whose memory it is has gaps itself: that is left to the driver.
+        None, too, if the array that owns the memory has gaps: the driver then moves it by faults.
         """
         place = self._places[slot]
         root = self._roots[place]()
@@ -214,31 +215,32 @@ def _is_whole(array: Any) -> bool:
 
 
 def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chunk]:
-    """Prefetch managed memory by the order in which a loop uses it, which the program tells.
+    """Prefetch managed memory in the order in which a loop uses it.
 
-    ``for chunk in umem.lookahead(chunks)`` yields the chunks, and moves what comes next while the
-    program works on one. Looping over the same object again goes on from what is in VRAM. Inside a
-    loop, ``look.uses(x, y)`` says what the operations after it work on, and ``look.step()`` that
-    the order begins anew. From the second round in one order on, blocks of 2 MiB that are not used
-    soonest go to the host, and what is used next comes back, on a stream of its own, so that the
-    driver never has to choose. While all that is reserved has room in VRAM nothing moves.
+    ``for chunk in umem.lookahead(chunks)`` yields the chunks, and moves the next ones to the GPU
+    while the program works on one. To repeat the loop, iterate over the same object,
+    which knows the data in VRAM. In any other loop, call ``look.uses(x, y)`` before the operations that use x and y,
+    and ``look.step()`` at the end of a round.
 
-    Contents are never changed. A round in another order is not prefetched for, and its order is
-    learned. Arrays are held weakly, chunks are not. Do not name arrays that are freed within a
-    round: they count as memory that stays in VRAM.
+    From the second round in the same order on, umem moves blocks of 2 MiB on a stream of its own:
+    blocks whose next use is farthest to the host, blocks that are used next to the GPU. The driver
+    then never has to evict. While all reserved memory fits in VRAM, nothing moves. Contents never
+    change. A round in another order is not prefetched; umem learns its order. Arrays are held
+    weakly, chunks are not. Do not declare arrays that are freed within a round: they count as
+    memory that stays in VRAM.
 
     Args:
         chunks: arrays in managed memory, or tuples of them, in the order of their use.
-        depth: how many uses ahead something may come back, from 1, where there is room.
+        depth: how many uses ahead an array may be prefetched if VRAM has room; 1 or more.
 
     Raises:
-        ValueError: the depth is not an int from 1 up.
+        ValueError: the depth is not an int of 1 or more.
         HintError: ``chunks`` is a single array; or a chunk has an array that is not on the current
             GPU, or has gaps.
         DeviceNotFoundError: there is no CUDA device and no virtual GPU.
 
-    Cost: some microseconds a use and an array; a plan takes milliseconds. Thread-safety: for one
-    thread. Gain: bench/lookahead.py, simulated; never run on a GPU yet.
+    Cost: some microseconds per use and array; a plan takes milliseconds. Thread-safety: use it from
+    one thread. Gain: bench/lookahead.py, simulated; never run on a GPU yet.
 
     >>> import umem
     >>> with umem.virtual_gpu("v100-16gb", "8MiB"), umem.managed() as memory:
@@ -252,7 +254,7 @@ def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chun
         raise ValueError(f"lookahead: depth must be an int from 1 up; got {depth!r}")
     if hasattr(chunks, "shape"):
         raise HintError(
-            "lookahead takes the chunks of a loop, such as a list of arrays, and got one array: "
-            "[x] is that array as a chunk, and list(x) its rows"
+            "lookahead takes the chunks of a loop, such as a list of arrays; got one array: "
+            "pass [x] to use the array as one chunk, or list(x) to use its rows"
         )
     return Lookahead(chunks, depth)

@@ -1,15 +1,16 @@
-"""The environment variables: defaults of `umem.enable` and ``umem run`` for what is not given.
+"""The environment variables: defaults of the arguments of `umem.enable` and ``umem run``.
 
 ====================  =============================================================
-``UMEM_MODE``         ``managed``, ``hybrid`` or ``unmanaged``; off: `enable` that is
-                      given no mode changes nothing
+``UMEM_MODE``         ``managed``, ``hybrid`` or ``unmanaged``; off: `enable` without
+                      a mode changes nothing
 ``UMEM_LIMIT``        as the argument ``limit``; off: no limit
 ``UMEM_PREFETCH``     ``1``, ``true``, ``on`` or ``yes``; off: no prefetch
 ====================  =============================================================
 
-``0``, ``false``, ``off``, ``no`` and nothing at all (``UMEM_LIMIT=``) mean off; capitals and spaces
-around do not matter. An argument takes precedence over its variable, a variable over the default.
-They are read when they are needed, never at import; blocks such as `umem.managed` do not read them.
+``0``, ``false``, ``off``, ``no`` and an empty value (``UMEM_LIMIT=``) mean off; case and
+surrounding spaces do not matter. An argument takes precedence over its variable, a variable over
+the default. Variables are read when they are needed, never at import. Blocks such as
+`umem.managed` do not read them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def mode_of_environment() -> Mode | Literal["off"] | None:
     """Read ``UMEM_MODE``: a mode, ``"off"``, or None if it is not set.
 
     Raises:
-        StateError: it is neither a mode nor off.
+        StateError: the value is neither a mode nor off.
     """
     value = _value(MODE)
     if value is None:
@@ -46,10 +47,10 @@ def mode_of_environment() -> Mode | Literal["off"] | None:
 
 
 def limit_of_environment() -> Limit | None:
-    """Read ``UMEM_LIMIT``; None if it is not set or says off.
+    """Read ``UMEM_LIMIT``; None if it is not set or off.
 
     Raises:
-        SizeError: it is no limit.
+        SizeError: the value is not a limit.
     """
     value = _value(LIMIT)
     if value is None or value in OFF:
@@ -61,7 +62,7 @@ def prefetch_of_environment() -> bool | None:
     """Read ``UMEM_PREFETCH``; None if it is not set.
 
     Raises:
-        StateError: it is neither on nor off.
+        StateError: the value is neither on nor off.
     """
     value = _value(PREFETCH)
     if value is None:

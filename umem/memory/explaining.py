@@ -1,4 +1,4 @@
-"""An explanation of CuPy's memory running out: who holds it, and what would fit."""
+"""Explain why CuPy's memory ran out: which variables hold it, and which changes would fit."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from umem.memory.tracking import Tracker
 from umem.units import MIB, format_bytes
 
 SHOWN = 8
-"""Holders that are listed. A choice: no measurement supports it."""
+"""Number of holders to list. A choice: no measurement supports it."""
 LIBRARIES = ("chainer", "umem")
-"""Packages whose own variables are looked into after those of the program."""
+"""Packages whose own variables are searched after the program's variables."""
 PLACE_OF_PAST = (
-    "when it ran out: values without a name, such as the items of an unfinished list, and gaps "
+    "when memory ran out: unnamed values, such as items of a list that was being built, or gaps "
     "between arrays"
 )
 HOLD_NOTHING = (
     str, bytes, int, float, complex, np.ndarray, np.generic, type, ModuleType, FunctionType,
     FrameType, CodeType,
 )  # fmt: skip
-"""Types of objects that hold no arrays of CuPy, or those of other variables."""
+"""Types that hold no CuPy arrays, or only arrays that other variables hold."""
 Scope = tuple[dict[str, Any], str]
-"""Variables by name, and where they are."""
+"""Variables by name, and a text that tells where they are."""
 
 
 class Held(NamedTuple):
@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
 
 class Remedy(NamedTuple):
-    """A line of code with which the program would go on, and what it does."""
+    """A line of code with which the program would continue, and its effect."""
 
     line: str
     why: str
@@ -55,20 +55,20 @@ class Remedy(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """The memory of a GPU as it is; see `explain`.
+    """The use of a GPU's memory; see `explain`.
 
     Attributes:
-        asked_bytes: what could not be allocated; None where that is unknown.
-        vram_bytes, free_bytes: of the GPU; free is what the driver has, and free blocks of pools of
-            plain memory.
-        used_bytes: what arrays use, in CuPy's pool, those of umem and the holders.
-        past_bytes: bytes that CuPy's pool held beside them when it ran out, by its message: arrays
+        asked_bytes: size of the failed allocation; None if unknown.
+        vram_bytes, free_bytes: VRAM of the GPU, and its free part: the driver's free memory plus
+            free blocks in pools of plain memory.
+        used_bytes: bytes of arrays in CuPy's pool, in umem's pools and in the holders.
+        past_bytes: bytes that CuPy's pool held besides when memory ran out, by its message: arrays
             of an expression that the error ended, such as a list comprehension, and gaps.
-        held: the holders, the largest first; an array is counted for the first that holds it.
-        graph: the graph of Chainer with repeated calls that holds half of what arrays use, or more;
+        held: the holders, largest first; an array counts for the first holder that has it.
+        graph: the Chainer graph with repeated calls that holds half of the arrays' bytes or more;
             None without one.
-        remedies: what would fit, the least change first; where there is such a graph, how to cut
-            it, because any room is used up as it grows.
+        remedies: changes with which the allocation would fit, the smallest first. If there is such
+            a graph, the ways to cut it, because a growing graph uses up any room.
     """
 
     asked_bytes: int | None
@@ -82,7 +82,7 @@ class Explanation:
 
     @property
     def other_bytes(self) -> int:
-        """Return what arrays use that none of the holders holds."""
+        """Return the bytes of arrays that no holder holds."""
         return max(0, self.used_bytes - sum(one.nbytes for one in self.held))
 
     def __str__(self) -> str:
@@ -121,23 +121,23 @@ class Explanation:
 
 
 def explain(error: BaseException | None = None, by: Tracker | None = None) -> Explanation:
-    """Explain why CuPy's memory ran out: which variables hold it, and what would fit.
+    """Explain why CuPy's memory ran out: which variables hold it, and which changes would fit.
+
+    Searches the variables' containers and objects, as far as the garbage collector knows their
+    references. Frees and changes nothing. Times are simulated for the GPU of the table that has
+    this GPU's chip, and left out if there is none. The proposed changes rely on the host memory
+    that is available now. Never run on a GPU yet.
 
     Args:
-        error: the out-of-memory error, whose traceback has the variables; None: the one that is
-            being handled, or that an interactive session has shown last. Without any, the
-            variables are those of the callers.
+        error: the out-of-memory error, whose traceback has the variables. None means the error that
+            is being handled, or the last one that an interactive session has shown; without any,
+            the callers' variables are searched.
         by: a `umem.track` that watches the program: the holders are then the lines that allocated.
 
     Raises:
-        TypeError: ``error`` is no error.
+        TypeError: ``error`` is not an exception.
         DeviceError: a virtual GPU is current.
         DeviceNotFoundError: there is no CUDA device.
-
-    Containers and objects are looked into, as far as the garbage collector knows what they hold.
-    Times are those of the GPU in the table of GPUs with this one's chip, simulated; left out where
-    it has none. Nothing is freed or changed. Host memory that is available now is counted on for
-    memory that VRAM does not hold. Never run on a GPU yet.
     """
     if error is not None and not isinstance(error, BaseException):
         raise TypeError(f"explain takes an error, or by=tracker; got {type(error).__name__}")
@@ -154,7 +154,7 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
     held = _by_variable([*own, *inside]) if by is None else _by_line(by)
     used = max(device.pools.all_used_bytes(), sum(one.nbytes for one in held))
     past = max(0, getattr(refusal, "_total", 0) - used)  # CuPy's private; its message has it
-    if not used:  # there are no arrays that gaps could be between
+    if not used:  # without arrays there are no gaps
         free = max(0, free - past)
     host = device.host_available_bytes()
     room = None if host is None else int(host * HOST_SHARE)
@@ -168,7 +168,7 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
 
 
 def _refusal(error: BaseException | None) -> BaseException | None:
-    """Return the out-of-memory error that has sizes: the error, or the one that it came from."""
+    """Return the out-of-memory error that has sizes: the error itself, or its cause."""
     while error is not None and is_cupys_out_of_memory(error):
         if _asked_bytes(error) is not None:
             return error
@@ -177,13 +177,13 @@ def _refusal(error: BaseException | None) -> BaseException | None:
 
 
 def _asked_bytes(error: BaseException) -> int | None:
-    """Return the bytes that an out-of-memory error, of umem or CuPy, was about."""
+    """Return the bytes requested when umem's or CuPy's out-of-memory error was raised."""
     nbytes: int | None = getattr(error, "needed_bytes", getattr(error, "_size", None))
     return nbytes
 
 
 def _limit(refusal: BaseException | None) -> str | None:
-    """Return the line that lifts the limit which has refused memory; None where none has."""
+    """Return the line that lifts the limit that caused the error; None if no limit did."""
     cupys = "cupy.get_default_memory_pool().set_limit(size=0)"
     if isinstance(refusal, LimitError):
         other = "a higher limit= in umem.managed, hybrid, unmanaged or enable, or UMEM_LIMIT"
@@ -211,7 +211,7 @@ def _frames(traceback: TracebackType | None) -> list[FrameType]:
 
 
 def _by_variable(scopes: Iterable[Scope]) -> list[Held]:
-    """Return what the variables of scopes hold, each memory once."""
+    """Return the memory that the variables of scopes hold, each allocation once."""
     addresses: set[int] = set()
     seen: set[int] = set()
     held: list[Held] = []
@@ -225,9 +225,9 @@ def _by_variable(scopes: Iterable[Scope]) -> list[Held]:
 
 
 def _scopes(frames: list[FrameType]) -> tuple[list[Scope], list[Scope]]:
-    """Return the scopes of the program, frames before their modules, and those of libraries.
+    """Return the program's scopes, frames before their modules, and the libraries' scopes.
 
-    What a function of a library is given is the program's, which knows it by another name.
+    The arguments of a library's function belong to the program, which has other names for them.
     """
     own: list[Scope] = []
     inside: list[Scope] = []
@@ -248,8 +248,8 @@ def _scopes(frames: list[FrameType]) -> tuple[list[Scope], list[Scope]]:
 def _variables(frame: FrameType) -> dict[str, Any]:
     """Return a function's variables.
 
-    Up to Python 3.12 reading them leaves a copy on the frame, which would keep arrays alive that
-    the function drops later. It is emptied, unless the program has it too, from ``locals()``.
+    Up to Python 3.12, reading them leaves a copy on the frame, which would keep arrays alive that
+    the function drops later. This empties the copy, unless the program has it from ``locals()``.
     """
     found = frame.f_locals
     variables = dict(found)
@@ -259,10 +259,10 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _memory_of(value: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield address and bytes of the memory of CuPy's arrays in something, the nearest first.
+    """Yield address and bytes of the memory of CuPy's arrays in a value, the nearest first.
 
-    Any object may be in a variable, and run code of its own when it is looked at: so that the
-    garbage collector is asked what each one holds, which asks no object.
+    A variable may hold any object, and accessing one may run its own code. The garbage collector
+    knows the references of an object without running any.
     """
     queue = deque([value])
     while queue:
@@ -287,7 +287,7 @@ def _known(address: int, seen: set[int]) -> bool:
 
 
 def _by_line(tracker: Tracker) -> list[Held]:
-    """Return what a tracker knows, by the line that allocated."""
+    """Return a tracker's live memory, by the line that allocated it."""
     return [
         Held(one.nbytes, one.count, str(one.stack[0]) if one.stack else one.label)
         for one in tracker.outstanding()
@@ -300,20 +300,20 @@ def _by_line(tracker: Tracker) -> list[Held]:
 def _remedies(
     asked: int | None, used: int, free: int, device: Any, room: int | None, limit: str | None
 ) -> Iterator[Remedy]:
-    """Yield the lines with which the allocation would have room, the least change first."""
+    """Yield the lines with which the allocation would fit, the smallest change first."""
     if asked is None:
         return
     in_pieces = asked <= free  # CuPy has given back free blocks before it raised
     over = asked if in_pieces else asked - free
     spec = spec_of_driver(device.name)
     if limit is not None:
-        yield Remedy(limit, "A limit refused the request, even if VRAM is free.")
+        yield Remedy(limit, "a limit refused the allocation, however much VRAM is free")
     elif room is None or over <= room:
         yield Remedy(
             'umem.enable("hybrid")',
-            f"{'The free memory is in pieces, or was freed since the error. ' if in_pieces else ''}"
-            "Call it before the first array. An array that does not fit stays on the host, and the "
-            f"GPU reads it over the bus: {format_bytes(asked)}{_seconds(asked, spec)}.",
+            f"{'free memory is in gaps between arrays, or was freed since; ' if in_pieces else ''}"
+            "before the first array: an array without room lies on the host as a whole, and is "
+            f"read over the bus: {format_bytes(asked)}{_seconds(asked, spec)}",
         )
         if device.why_not("managed") is None:
             most = f"{format_bytes(used + asked)}{_seconds(used + asked, spec)}"
@@ -326,7 +326,7 @@ def _remedies(
     else:
         yield Remedy(
             "a smaller array, or float32 for float64",
-            f"{format_bytes(over)} exceed VRAM, and the host has {format_bytes(room)} for them.",
+            f"the host has {format_bytes(room)} for the {format_bytes(over)} that exceed VRAM",
         )
     yield Remedy(
         "for block in umem.blocks(x):",
@@ -335,12 +335,12 @@ def _remedies(
     )
     yield Remedy(
         "umem.on_out_of_memory(callback)",
-        "The callback frees memory that the program can recompute, such as a cache.",
+        "if the program keeps data that it can recompute, such as a cache",
     )
 
 
 def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
-    """Yield the lines that free a graph which goes back through repeated calls."""
+    """Yield the lines that free a graph that extends back through repeated calls."""
     for link in graph.stateful[:1]:
         yield Remedy(
             f"{link}.reset_state()",
@@ -348,22 +348,22 @@ def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
         )
     yield Remedy(
         f"{graph.names[0]}.unchain_backward()",
-        "Call it after an update. Backward then stops there, and earlier arrays are freed. If you "
-        f"need only the numbers later, keep {graph.names[0]}.array instead.",
+        "after an update: backward then ends there, and the graph behind it is freed. If you need "
+        f"only the numbers later, keep {graph.names[0]}.array instead",
     )
     yield Remedy(
         "with chainer.no_backprop_mode():",
-        "Use it around calls without a backward, such as evaluation. They then build no graph.",
+        "around calls without a backward pass, as in evaluation: they build no graph",
     )
     yield Remedy(
         'with umem.chainer.Recompute("card"):',
-        "Use it only if one backward must go through all of these calls.",
+        "only if one backward pass must go through all of these calls",
     )
 
 
 def _of_some(nbytes: int) -> str:
-    """Format the size of blocks; empty below a MiB, where arrays have to be freed first."""
-    return f" of about {format_bytes(nbytes)}" if nbytes >= MIB else ""
+    """Format the size of blocks; empty below a MiB, where arrays must be freed first."""
+    return f" of some {format_bytes(nbytes)}" if nbytes >= MIB else ""
 
 
 def _seconds(nbytes: int, spec: GpuSpec | None) -> str:

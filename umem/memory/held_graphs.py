@@ -1,8 +1,8 @@
-"""Chainer's graphs that variables of a program hold, where they go back through repeated calls.
+"""Find Chainer graphs that a program's variables hold and that extend through repeated calls.
 
-A snapshot of memory cannot tell whether a graph grows for ever, or belongs to one long step. What
-it can tell is that one graph has many calls of a function with the same parameters and shapes, as a
-recurrent network that is never cut has.
+A snapshot of memory cannot tell whether a graph grows for ever, or belongs to one long step. It can
+tell that one graph has many calls of a function with the same parameters and shapes, like a
+recurrent network that is never cut.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 LEAST_CALLS = 4
-"""Calls of one function with the same parameters and shapes from which on a graph is named. A guess
-that no measurement supports: fewer are common in one step, such as the sides of a siamese
-network."""
+"""Least number of calls of one function with the same parameters and shapes for a graph to be
+reported. A guess that no measurement supports: fewer are common in one step, such as the sides of a
+siamese network."""
 MOST_OBJECTS = 100_000
-"""Objects that are looked into for variables of Chainer, so that the search ends soon. A choice
-that no measurement supports."""
+"""Most objects to search for Chainer variables, so that the search ends soon. A choice that no
+measurement supports."""
 
 
 class HeldGraph(NamedTuple):
-    """A graph of Chainer that goes back through repeated calls.
+    """A Chainer graph that extends back through repeated calls.
 
     Attributes:
-        nbytes, array_count: of the arrays that its functions keep, those of parameters left out.
-        names: of the variables of Chainer that hold it, as the program writes them.
-        where: the scope of those names.
+        nbytes, array_count: bytes and number of the arrays that its functions keep, without
+            parameters.
+        names: names of the Chainer variables that hold it, as the program writes them.
+        where: the scope of these names.
         label, call_count: the function that was called most often with the same parameters and
             shapes, and how often.
         stateful: the names of the links that hold it and have ``reset_state``.
@@ -52,7 +53,7 @@ class HeldGraph(NamedTuple):
 
 
 class _Holder(NamedTuple):
-    """A variable of Chainer, its name, and that of the link with ``reset_state`` that holds it."""
+    """A Chainer variable, its name, and the name of the link with ``reset_state`` that holds it."""
 
     variable: Any
     name: str
@@ -60,10 +61,11 @@ class _Holder(NamedTuple):
 
 
 def held_graphs(scopes: Iterable[tuple[Mapping[str, Any], str]]) -> list[HeldGraph]:
-    """Return the graphs with repeated calls that variables hold, the largest first.
+    """Return the graphs with repeated calls that variables hold, largest first.
 
     Args:
-        scopes: variables by name, and where they are; a graph counts for the first that holds it.
+        scopes: variables by name, and a text that tells where they are; a graph counts for the
+            first scope that holds it.
     """
     chainer = sys.modules.get("chainer")  # without it there are no graphs; umem need not load it
     if chainer is None or not hasattr(chainer, "Variable"):
@@ -80,9 +82,9 @@ def held_graphs(scopes: Iterable[tuple[Mapping[str, Any], str]]) -> list[HeldGra
 
 
 def _variables_in(name: str, value: Any, seen: set[int], chainer: Any) -> Iterator[_Holder]:
-    """Yield the variables of Chainer in something, by containers and attributes.
+    """Yield the Chainer variables in a value, by containers and attributes.
 
-    No object is asked, because any may run code of its own: attributes are read as Python does it.
+    Runs no code of the objects: attributes are read from ``__dict__`` directly.
     """
     queue: deque[tuple[str, Any, str | None]] = deque([(name, value, None)])
     while queue and len(seen) < MOST_OBJECTS:
@@ -103,7 +105,7 @@ def _variables_in(name: str, value: Any, seen: set[int], chainer: Any) -> Iterat
             with suppress(AttributeError, TypeError):
                 attributes = _items(object.__getattribute__(one, "__dict__"))
                 queue.extend(
-                    # The list in which a ChainList has its links; they are items of it.
+                    # The list of a ChainList's links, which the program indexes directly.
                     (path if key == "_children" else f"{path}.{key}", each, link)
                     for key, each in attributes
                 )
@@ -154,7 +156,7 @@ class _GraphBehind:
         self.arrays |= other.arrays
 
     def held(self) -> HeldGraph:
-        """Return what is known of it."""
+        """Return the graph as a `HeldGraph`."""
         (label, *_), count = self.calls.most_common(1)[0]
         names = tuple(one.name for one in self.found)
         links = tuple(dict.fromkeys(one.link for one in self.found if one.link is not None))
@@ -163,12 +165,12 @@ class _GraphBehind:
 
 
 def _add(found: list[_Holder], where: str, graphs: list[_GraphBehind]) -> None:
-    """Add the graphs behind one variable of the program, with those that they share functions with.
+    """Add the graph behind one variable of the program, merged with graphs that share functions.
 
     Args:
-        found: the variables of Chainer in it.
+        found: the Chainer variables in it.
         where: its scope.
-        graphs: those so far; changed.
+        graphs: the graphs so far; changed in place.
     """
     graph = _GraphBehind(where)
     pending = [_maker(one) for one in found]
@@ -190,6 +192,6 @@ def _add(found: list[_Holder], where: str, graphs: list[_GraphBehind]) -> None:
 
 
 def _arrays_of(func: Any) -> Iterator[Any]:
-    """Yield the arrays in a function's attributes: retained outputs, and what it keeps beside."""
+    """Yield the arrays in a function's attributes: retained outputs and other arrays it keeps."""
     for value in vars(func).values():
         yield from value if isinstance(value, tuple) else (value,)

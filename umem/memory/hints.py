@@ -1,13 +1,14 @@
 """Hints: tell the driver where memory will be used.
 
-Every function takes an array, what a framework keeps arrays in (Chainer's Variable, Parameter,
-Link, Optimizer), or any nesting of them in dicts, lists and tuples; shared arrays count once. All
-return the bytes that the hint reached: memory that is not managed takes none, and counts 0.
+Every function takes an array, a framework's object that holds arrays (Chainer's Variable,
+Parameter, Link, Optimizer), or any nesting of them in dicts, lists and tuples; shared arrays count
+once. All return the bytes that the hint reached: memory that is not managed ignores hints, and
+counts 0.
 
-Advice belongs to addresses, not to arrays: on memory from a pool it stays when the pool hands the
-same addresses to the next array, and it reaches neighbours on the same page. Take it back with
-``unset=True`` before the array dies; or allocate under ``umem.managed(preset=...)``, where whole
-pools have the advice and no other array gets their memory.
+Advice belongs to addresses, not to arrays. On pooled memory it stays when the pool gives the same
+addresses to the next array, and it affects neighbours on the same page. Take it back with
+``unset=True`` before the array is freed; or allocate under ``umem.managed(preset=...)``, where
+whole pools have the advice and no other array gets their memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def arrays_in(x: Any) -> Iterator[Any]:
     """Yield the arrays in ``x``, each once, in a stable order.
 
     Raises:
-        HintError: something in it holds no arrays, or a container holds itself.
+        HintError: an object in ``x`` holds no arrays, or a container holds itself.
     """
     seen: dict[int, Any] = {}  # holds the arrays, so that no id is used twice
     try:
@@ -53,7 +54,7 @@ def _walk(x: Any) -> Iterator[Any]:
     """Yield the arrays in nested containers, sparse matrices and a framework's objects.
 
     Raises:
-        HintError: an object holds no arrays that umem knows.
+        HintError: an object holds no arrays that umem can find.
     """
     if x is None:
         return
@@ -81,21 +82,21 @@ def is_array(x: Any) -> bool:
 
 
 def prefetch(x: Any, to: Place | None = None, *, stream: Any = None, strict: bool = False) -> int:
-    """Move memory before it is used; returns the bytes that were asked for.
+    """Move memory before it is used; returns the requested bytes.
+
+    A prefetch of more memory than VRAM holds evicts the pages that came first, without an error.
 
     Args:
-        x: arrays, see the module.
+        x: an array, a Chainer object, or any nesting of them.
         to: a GPU's ordinal, ``"cpu"``, or None for the current GPU.
-        stream: where the move is queued, so that it overlaps with other work; None is the
-            current stream. On a virtual GPU any value but None is a stream of its own.
-        strict: raise where memory is not managed.
-
-    Asking for more than fits evicts what came first, without an error.
+        stream: the stream on which the move is queued, so that it overlaps with other work; None
+            is the current stream. On a virtual GPU any value but None is a separate stream.
+        strict: raise an error if memory is not managed.
 
     Raises:
         HintError: with ``strict``, memory that is not managed; nothing was moved.
-        DeviceError: an array is on another device, or there is no such place.
-        DeviceNotFoundError: there is no device at all.
+        DeviceError: an array is on another device, or ``to`` is not a device of this machine.
+        DeviceNotFoundError: there is no CUDA device and no virtual GPU.
     """
     device = current_device()
     place = _place(to, device)
@@ -116,15 +117,15 @@ def advise(
 ) -> int:
     """Advise the driver about memory; returns the bytes that the advice reached.
 
+    On pooled memory the advice outlives the array: the next array at the same addresses has it too,
+    until you unset it there.
+
     Args:
-        x: arrays, see the module.
+        x: an array, a Chainer object, or any nesting of them.
         advice: ``"read_mostly"``, ``"preferred_location"`` or ``"accessed_by"``.
         device: a GPU's ordinal, ``"cpu"``, or None for the current GPU; ignored by read_mostly.
         unset: take the advice back.
-        strict: raise where memory is not managed.
-
-    On pooled memory the advice outlives the array, as the module says: the next array at the
-    addresses has it too, until it is unset there.
+        strict: raise an error if memory is not managed.
 
     Raises:
         HintError: unknown advice, or with ``strict`` memory that is not managed.
@@ -142,18 +143,25 @@ def advise(
 
 
 def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -> int:
-    """Give the advice of a preset; returns the bytes it reached.
+    """Give the advice of a preset; returns the bytes that it reached.
 
-    ``streaming``: read once a step, in order. ``random``: read here and there, often.
-    ``read_mostly``: written once, read by all. ``optimizer_state``: read and written by the update
-    only. `PRESETS` says what each advises.
+    ``streaming``: read once a step, in order. ``random``: read often, in no order.
+    ``read_mostly``: written once, read by all. ``optimizer_state``: read and written only by the
+    update. `PRESETS` lists the advice of each.
 
-    For arrays that exist. New ones get it from their first byte, and leave it to no other array,
-    under ``umem.managed(preset=name)``; ``unset`` on those takes it from the pool's memory, so an
-    array that gets the same addresses later does not have it.
+    Use it for arrays that exist. For new arrays use ``umem.managed(preset=name)``: they have the
+    advice from their first byte, and other arrays never get it. ``unset`` on such arrays removes
+    the advice from the pool's memory, so a later array at the same addresses does not have it.
+
+    Args:
+        x: an array, a Chainer object, or any nesting of them.
+        name: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``.
+        unset: take the advice back.
+        strict: raise an error if memory is not managed.
 
     Raises:
-        HintError: unknown preset; see `advise`.
+        HintError: unknown preset, or with ``strict`` memory that is not managed.
+        DeviceError, DeviceNotFoundError: see `prefetch`.
     """
     check_preset(name)
     reached = [
@@ -164,9 +172,10 @@ def preset(x: Any, name: Preset, *, unset: bool = False, strict: bool = False) -
 
 
 def location(x: Any) -> Location:
-    """Find where memory is advised to be and was last prefetched to; resident bytes where known.
+    """Return a memory's advice, its last prefetch target and, if known, its resident bytes.
 
-    Of several arrays it reports what they agree in, and the sum of their resident bytes.
+    For several arrays it returns the values that they have in common, and the sum of their resident
+    bytes.
 
     Raises:
         HintError: there is no array in ``x``.
@@ -190,7 +199,7 @@ def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> 
     """Apply a hint to all arrays in ``x``; returns the bytes reached.
 
     Raises:
-        HintError: ``strict``, and an array is not managed; no hint was given.
+        HintError: with ``strict``, an array is not managed; no hint was given.
     """
     arrays = [device.own_array(array) for array in arrays_in(x)]
     if strict:
@@ -206,30 +215,30 @@ def _apply(x: Any, device: Device, hint: Callable[[Any], int], strict: bool) -> 
 def as_numpy(a: Any) -> np.ndarray[Any, Any]:
     """Return the managed array ``a`` as a NumPy array of the same memory, without copying.
 
-    Waits until the GPU has done everything that was asked of it, so what it wrote is there. Writes
-    are seen on both sides. The view keeps the memory alive, also after ``a`` is gone.
+    Waits until the GPU has finished all queued work, so its results are visible. Later writes are
+    visible on both sides. The view keeps the memory alive even if ``a`` is deleted.
 
-    What to mind:
-        - After this call nothing waits: before the host looks again at what the GPU has written
-          since, or the GPU at what the host has, synchronise, or take a new view. While a
-          kernel writes the array, the host sees some of it.
-        - The pages that the host touches migrate to it, and fault on their way back. To see a
-          few values of much memory that is fine; to read all of it, prefetch it to ``"cpu"``
-          first, and back afterwards.
-        - On a virtual GPU the view is a host array to ``memory.xp``, as NumPy's arrays are to
-          CuPy; what the host does through it is not followed.
+    Caveats:
+        - Only this call waits. Before the host reads later results of the GPU, or the GPU reads
+          later writes of the host, synchronise or take a new view. While a kernel writes the array,
+          the host may see part of the result.
+        - Pages that the host touches migrate to it, and fault when the GPU uses them again. That is
+          fine for a few values of a large array; to read all of it, prefetch it to ``"cpu"`` first,
+          and back afterwards.
+        - On a virtual GPU ``memory.xp`` treats the view as a host array, as CuPy treats NumPy
+          arrays; the model does not see accesses through the view.
 
     Args:
-        a: an array of the current device; of a variable, its ``.array``.
+        a: an array of the current device; for a Chainer variable pass its ``.array``.
 
     Returns:
         A writable array of the same shape, strides and type.
 
     Raises:
-        HintError: it is no array, or not managed memory: copy it instead, with ``a.get()``.
-        DeviceError: it is on another device; the device lacks concurrent managed access; or a
-            stream is being captured, which waiting would end.
-        DeviceNotFoundError: there is no device at all.
+        HintError: ``a`` is not an array, or not managed memory: copy it with ``a.get()``.
+        DeviceError: ``a`` is on another device; the device lacks concurrent managed access; or a
+            stream capture is active, which waiting would end.
+        DeviceNotFoundError: there is no CUDA device and no virtual GPU.
 
     >>> import umem
     >>> with umem.virtual_gpu("v100-16gb"), umem.managed() as memory:

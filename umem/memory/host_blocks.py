@@ -1,9 +1,9 @@
-"""Blocks of a host array on the GPU, copied ahead of their use and written back behind it.
+"""Blocks of a host array on the GPU, copied before their use and written back after it.
 
-Two buffers an array: while the loop's body works on one block, the next one is copied in and the
-one before is copied out, each on a stream of its own. Events order these with the stream that is
-current in the loop's body. Host arrays are not pinned, so that a block goes through a pinned piece
-of memory: the host copies into it while the copy before is on its way.
+Each array has two buffers. While the loop's body works on one block, the next block is copied in
+and the previous one is copied out, each on its own stream. Events order the copies with the stream
+that is current in the loop's body. Host arrays are not pinned, so a block passes through pinned
+memory: the host fills it while the previous copy is in flight.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from umem.memory.mode_blocks import unmanaged
 from umem.units import MIB, RelativeSize, format_bytes, parse_size
 
 LEAST_COUNT = 24
-"""Blocks that an array is cut into at least, if they are not smaller than `SMALLEST_BYTES` then:
-the first copy in and the last one out run beside nothing, which is a 24th of the copies each way. A
+"""Least number of blocks of an array, unless they would be smaller than `SMALLEST_BYTES`. The first
+copy in and the last copy out overlap with nothing; they are a 24th of the copies each way. A
 choice: no bench compares counts."""
 SMALLEST_BYTES = 2 * MIB
-"""Bytes of a block below which it is not cut for the sake of `LEAST_COUNT`: over a link of 12 GB/s
-a copy of so much takes 175 us, a launch some 10 (docs/reference/virtual-gpu.md)."""
+"""Least bytes of a block that is made smaller for `LEAST_COUNT`. Over a link of 12 GB/s the copy of
+such a block takes 175 us; a launch takes about 10 (docs/reference/virtual-gpu.md)."""
 BUFFERS = 2
-"""Buffers each way: one is worked on while the other is copied."""
+"""Buffers each way: one is in use while the other is copied."""
 
 
 class Piece(NamedTuple):
-    """A block along the axis: where it begins and ends, with its halo from ``low`` to ``high``."""
+    """A block along the axis, from ``start`` to ``stop``; with its halo, ``low`` to ``high``."""
 
     start: int
     stop: int
@@ -46,11 +46,12 @@ class HostBlocks:
     """The blocks of a host array; see `blocks`.
 
     Attributes:
-        axis, halo: as given; the axis from the front, the halo at most as long as that.
-        length: along the axis, of a block without its halo; the last one may be shorter.
-        piece: the block that the loop is at; None outside of the loop.
-        done_count: blocks with which the last loop has finished.
-        read_bytes, written_bytes: copied to the GPU and back so far.
+        axis, halo: as given, but the axis counts from the front and the halo is at most the axis's
+            size.
+        length: length of a block along the axis, without its halo; the last one may be shorter.
+        piece: the loop's current block; None outside of the loop.
+        done_count: number of blocks that the last loop has finished.
+        read_bytes, written_bytes: bytes copied to the GPU and back so far.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class HostBlocks:
         self._device: Any = current_device()
         if self._device.backend != "cupy":
             raise DeviceError(
-                "umem.blocks copies to a GPU of CuPy, and a virtual GPU is current: on a machine "
-                'without one run the program on a software GPU, umem.software_gpu("t4")'
+                "umem.blocks copies to CuPy's GPU, but a virtual GPU is current: on a machine "
+                'without a GPU use the software GPU, umem.software_gpu("t4")'
             )
         self.length = self._length()
         self.piece: Piece | None = None
@@ -76,7 +77,7 @@ class HostBlocks:
         return -(-size // self.length) if self._row else 0
 
     def __str__(self) -> str:
-        """Format how far the loop is, and the bytes so far."""
+        """Format the loop's progress and the bytes copied so far."""
         block, read = format_bytes(self._row * self.length), format_bytes(self.read_bytes)
         written = format_bytes(self.written_bytes)
         done = f"{self.done_count} of {len(self)} blocks of {block}"
@@ -84,13 +85,13 @@ class HostBlocks:
 
     @property
     def inner(self) -> tuple[slice, ...]:
-        """Return the index that takes the halo off the block that the loop is at.
+        """Return the index of the current block without its halo.
 
         Raises:
-            StateError: outside of the loop.
+            StateError: no loop is running.
         """
         if self.piece is None:
-            raise StateError("inner is of the block that a loop is at, and no loop is going on")
+            raise StateError("inner is the index of a loop's current block, but no loop is running")
         return self._inside(self.piece)
 
     def _inside(self, piece: Piece) -> tuple[slice, ...]:
@@ -98,13 +99,13 @@ class HostBlocks:
         return self._index(start - low, stop - low)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each block as an array of CuPy, with ``out`` a pair of arrays.
+        """Yield each block as a CuPy array, or with ``out`` as a pair of arrays.
 
         Raises:
-            StateError: another loop over these blocks is going on.
+            StateError: another loop over these blocks is running.
         """
         if self._is_running:
-            raise StateError("a loop over these blocks is going on: call umem.blocks for another")
+            raise StateError("a loop over these blocks is running: call umem.blocks for another")
         self.done_count = 0
         if not len(self):
             return
@@ -124,7 +125,7 @@ class HostBlocks:
                     yield given
                 except GeneratorExit:  # break, return, or an error in the body: all look alike
                     if self._write:
-                        with stream:  # the body's, which may be current no more
+                        with stream:  # the body's, which may no longer be current
                             copier.used(number, piece)
                     raise
                 copier.used(number, piece)
@@ -160,10 +161,10 @@ class HostBlocks:
         return self._row if self._write else 0
 
     def _length(self) -> int:
-        """Return how long a block is along the axis.
+        """Return the length of a block along the axis.
 
-        Half of the room is for blocks, the rest for what the loop's body allocates. Pinned memory
-        bounds it too.
+        Half of the room is for blocks, the rest for the allocations of the loop's body. Pinned
+        memory is a second bound.
 
         Raises:
             SizeError: a block of length 1 does not fit.
@@ -178,38 +179,38 @@ class HostBlocks:
             need = 2 * BUFFERS * (row + out_row + 2 * self.halo * row)
             raise SizeError(
                 f"blocks: a block of length 1 along axis {self.axis} needs {format_bytes(need)}, "
-                f"and {format_bytes(whole)} is the room: cut along another axis, or give more room"
+                f"and room is {format_bytes(whole)}: cut along another axis, or give a larger room"
             )
         if host is not None:
             most = min(most, self._fits(host, row + self._back_row))
         if most < 1:
             raise SizeError(
                 f"blocks: a block of length 1 along axis {self.axis} needs "
-                f"{format_bytes(self.pinned_bytes(1))} of pinned memory, and the host has "
-                f"{format_bytes(host or 0)} for it: cut along another axis, or free host memory"
+                f"{format_bytes(self.pinned_bytes(1))} of pinned memory, and the host can pin "
+                f"{format_bytes(host or 0)}: cut along another axis, or free host memory"
             )
         if self._write and most < min(self.halo, size):
             raise SizeError(
-                f"blocks: {most} along axis {self.axis} have room in {format_bytes(whole)}, and a "
-                f"halo of {self.halo} would reach into blocks that are written already: give out="
+                f"blocks: at most {most} along axis {self.axis} fit in {format_bytes(whole)}, and a "
+                f"halo of {self.halo} would reach into blocks that are already written: give out="
             )
         wanted = max(-(-size // LEAST_COUNT), -(-SMALLEST_BYTES // row), self.halo)
         return int(max(1, min(most, wanted, size)))
 
     def _fits(self, room: int, row: int) -> int:
-        """Return how long blocks can be of which an index takes ``row`` bytes, beside halos."""
+        """Return the length of blocks that fit, with ``row`` bytes an index, beside their halos."""
         return int((room - BUFFERS * 2 * self.halo * self._row) // (BUFFERS * row))
 
     def pinned_bytes(self, length: int) -> int:
-        """Return the bytes of pinned memory that a loop with blocks of some length takes."""
+        """Return the bytes of pinned memory for a loop with blocks of a length."""
         longest = min(length + 2 * self.halo, self._source.shape[self.axis])
         return int(BUFFERS * (longest * self._row + length * self._back_row))
 
     def _room_bytes(self) -> int:
         """Return the bytes of VRAM that the loop may take.
 
-        A share is of what is free now, for which umem's pools give their free blocks back, and of
-        what a limit of CuPy's pool leaves.
+        A share is relative to the VRAM that is free once umem's pools have given back their free
+        blocks, bounded by a limit on CuPy's pool.
         """
         if isinstance(self._room, int):
             return self._room
@@ -223,10 +224,10 @@ class HostBlocks:
     # -- host ------------------------------------------------------------------------------
 
     def fetch(self, piece: Piece) -> Any:
-        """Return the part of the host's array that a block has, with its halo.
+        """Return a block's part of the host array, with its halo.
 
         Raises:
-            StateError: the file of a memory map is shorter than the array, where reading it would
+            StateError: the file of a memory map is shorter than the array, so that reading it would
                 end the process.
         """
         _check_file(self._source)
@@ -236,7 +237,7 @@ class HostBlocks:
         return values
 
     def store(self, piece: Piece, values: Any) -> None:
-        """Write a block to the host's array; raises as `fetch` does."""
+        """Write a block to the host array; raises as `fetch` does."""
         target = self._source if self._target is None else self._target
         _check_file(target)
         target[self._index(piece.start, piece.stop)] = values
@@ -248,12 +249,12 @@ class HostBlocks:
 
     @property
     def read_dtype(self) -> Any:
-        """Return the type of a block, in this machine's order of bytes."""
+        """Return the type of a block, in native byte order."""
         return np.dtype(self._source.dtype).newbyteorder("=")
 
     @property
     def out_dtype(self) -> Any:
-        """Return the type of what is written to ``out``; None without it."""
+        """Return the type of a block of ``out``; None without ``out``."""
         return None if self._target is None else np.dtype(self._target.dtype).newbyteorder("=")
 
     def shape(self, length: int) -> tuple[int, ...]:
@@ -269,8 +270,8 @@ class HostBlocks:
 class _Copier:
     """The buffers and the streams of a loop over blocks.
 
-    A buffer is used by every second block: event ``filled`` is after its copy to the GPU, ``used``
-    after the loop's body, ``written`` after its copy to the host.
+    Every second block uses the same buffer. Its event ``filled`` follows the copy to the GPU,
+    ``used`` the loop's body, ``written`` the copy to the host.
     """
 
     def __init__(self, of: HostBlocks) -> None:
@@ -290,7 +291,7 @@ class _Copier:
         for buffer in self._out if of.writes else ():
             buffer.host_out = pinned(xp, prod(of.shape(of.length)) * buffer.dtype.itemsize)
         self._pending: list[tuple[int, Piece]] = []
-        # What allocated the buffers may still be at work on the current stream.
+        # Earlier work on the buffers' memory may still be running on the current stream.
         begun = xp.cuda.get_current_stream().record()
         self._up.wait_event(begun)
         self._down.wait_event(begun)
@@ -309,7 +310,7 @@ class _Copier:
         self._of.read_bytes += array.nbytes
 
     def given(self, number: int, piece: Piece) -> Any:
-        """Return what the loop's body gets, once the current stream waits for it."""
+        """Return the arrays for the loop's body, once the current stream waits for their copies."""
         buffer, stream = self._in[number % BUFFERS], self._of.xp.cuda.get_current_stream()
         stream.wait_event(buffer.filled)
         array = buffer.array(self._of.shape(piece.high - piece.low))
@@ -339,7 +340,7 @@ class _Copier:
         self._pending.append((number, piece))
 
     def _store(self, upto: int) -> None:
-        """Write blocks to the host's array whose copies have come, up to a number."""
+        """Write the blocks up to a number to the host array, once their copies are complete."""
         while self._pending and self._pending[0][0] <= upto:
             number, piece = self._pending.pop(0)
             target = self._out[number % BUFFERS]
@@ -347,7 +348,7 @@ class _Copier:
             self._of.store(piece, target.back(self._of.shape(piece.stop - piece.start)))
 
     def close(self) -> None:
-        """Write what is left, wait for all copies, and free the pinned memory."""
+        """Write the remaining blocks, wait for all copies, and free the pinned memory."""
         try:
             self._store(len(self._of))
         finally:
@@ -358,7 +359,7 @@ class _Copier:
 
 
 class _Buffer:
-    """Device memory of one block at a time, with pinned memory for the ways that it is copied."""
+    """Device memory of one block at a time, with pinned memory for its copies each way."""
 
     def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any) -> None:
         self._xp, self.dtype = xp, np.dtype(dtype)
@@ -396,11 +397,11 @@ class _Buffer:
 
 
 def pinned(xp: Any, nbytes: int) -> Any:
-    """Pin so many bytes, without CuPy's pool, which rounds up to a power of two and keeps them.
+    """Pin host memory without CuPy's pool, which rounds up to a power of two and keeps it.
 
     Raises:
         OutOfMemoryError: the host refuses.
-        CUDARuntimeError: a kernel has ended the GPU's context.
+        CUDARuntimeError: a kernel's fault has ended the GPU's context.
     """
     try:
         return xp.cuda.PinnedMemoryPointer(xp.cuda.PinnedMemory(nbytes), 0)
@@ -411,17 +412,17 @@ def pinned(xp: Any, nbytes: int) -> Any:
 
 
 def _no_pinned_memory(nbytes: int, room: int | None) -> OutOfMemoryError:
-    has = "refuses them" if room is None else f"has {format_bytes(room)} for them"
+    has = "refuses it" if room is None else f"can pin {format_bytes(room)}"
     return OutOfMemoryError(
         f"blocks: needs {format_bytes(nbytes)} of pinned memory, and the host {has}: call "
-        "umem.blocks anew for smaller blocks, cut along another axis, or free host memory",
+        "umem.blocks again for smaller blocks, cut along another axis, or free host memory",
         needed_bytes=nbytes,
     )
 
 
 def _check_file(x: Any) -> None:
     """Raise StateError if the file of a memory map ends before the array does."""
-    # NumPy's private, also of views: the file's name may be another's by now, or gone.
+    # NumPy's private attribute, which views have too. The file's name may have changed meanwhile.
     mapped = getattr(x, "_mmap", None)
     if not isinstance(x, np.memmap) or not isinstance(mapped, mmap.mmap) or not x.size:
         return
@@ -445,54 +446,56 @@ def blocks(
     room: Size = "80%",
     halo: int = 0,
 ) -> HostBlocks:
-    """Loop over a host array in blocks on the GPU, copied ahead of their use.
+    """Loop over a host array in blocks on the GPU, copied before their use.
 
-    ``for block in umem.blocks(x)`` yields arrays of CuPy, in order. With ``out``, it yields pairs:
-    a block to read, and one of ``out`` to fill. With ``write``, what the body leaves in a block is
-    written to ``x``. The next block is copied in and the one before is copied back while the body
-    works. A block's memory is used again two blocks later: copy what is to be kept, and do not
-    collect the blocks in a list. A loop that is left early, by ``break`` or by an error, writes
-    what its body has done so far, as a loop over slices of ``x`` would: with ``write`` also the
-    block that it was at. With ``out`` that block is not written, because the body may not have
-    filled it. Copies are ordered with the stream that is
-    current where the loop takes the next block: a stream of the program's own goes around the
-    loop, ``with stream:``, not into its body.
+    ``for block in umem.blocks(x)`` yields CuPy arrays, in order. With ``out`` it yields pairs: a
+    block to read, and a block of ``out`` to fill. With ``write`` each block is written back to
+    ``x`` after the loop's body. While the body works on a block, the next block is copied in and
+    the previous one is copied back. Blocks share two buffers: copy data that you keep, and do not
+    collect blocks in a list.
+
+    A loop that ends early, by ``break`` or by an error, writes the blocks that are done, like a
+    loop over slices of ``x``. With ``write`` it also writes the current block; with ``out`` it does
+    not, because the body may not have filled it.
+
+    Copies are ordered with the stream that is current when the loop takes the next block: put
+    ``with stream:`` around the loop, not inside its body.
 
     Args:
-        x: an array of NumPy, a memory map, or anything with ``shape``, ``dtype`` and slices that
-            give arrays of NumPy, such as an array of Zarr.
+        x: a NumPy array, a memory map, or any object with ``shape``, ``dtype`` and slices that
+            return NumPy arrays, such as a Zarr array.
         axis: the axis to cut along.
-        out: an array of the same shape, of any type of numbers, that slices can be assigned to;
-            of other memory than ``x``.
+        out: an array of the same shape and any numeric type, with assignable slices, which shares
+            no memory with ``x``.
         write: write the blocks back to ``x``; not with ``out``.
-        room: the VRAM that the loop may take, half of it for what its body allocates: bytes, or
-            text such as "2GiB" or "80%" (of what is free, where free blocks of pools count).
-        halo: how many neighbours along the axis a block has besides, on each side, as far as there
-            are any. ``blocks.inner`` is the index of the block without them; they are not written
-            back.
+        room: the VRAM for the loop, half of it for allocations of its body: bytes, or text such as
+            "2GiB" or "80%" (of free VRAM, which includes free blocks of pools).
+        halo: number of neighbours along the axis that a block has in addition on each side, cut off
+            at the ends of the array. ``blocks.inner`` is the index of the block without its halo.
+            Halos are not written back.
 
     Returns:
-        the blocks: iterable, with a length; ``piece`` is where the loop is, ``str`` how far.
+        the blocks: iterable, with a length; ``piece`` is the current block, ``str`` the progress.
 
     Raises:
-        TypeError: ``x`` or ``out`` is no array of numbers on the host, or has a mask; an axis or
-            halo that is no integer.
-        ValueError: an axis that there is not, a halo below 0, ``out`` of another shape or in the
-            memory of ``x``, what is to be written is read-only.
-        SizeError: not a size, or a block of length 1 has no room.
+        TypeError: ``x`` or ``out`` is not a numeric array on the host, or has a mask; ``axis`` or
+            ``halo`` is not an integer.
+        ValueError: ``x`` has no such axis, the halo is negative, ``out`` has another shape or
+            shares memory with ``x``, or the array to write is read-only.
+        SizeError: ``room`` is not a size, or too small for a block of length 1.
         DeviceError: a virtual GPU is current, which CuPy does not use.
         DeviceNotFoundError: there is no CUDA device.
 
-    In the loop: StateError if the file of a memory map was cut short, or another loop over the same
-    object is going on; OutOfMemoryError if the host has no room for its pinned memory: as much as
-    two blocks each way, at most half of what the host has available, freed at the loop's end. Cost:
-    a copy in the host's memory each way, as the arrays are not pinned. Gain: bench/recipes.py,
-    simulated; never run on a GPU yet.
+    The loop itself raises StateError if the file of a memory map was cut short, or another loop
+    over the same object is running; and OutOfMemoryError if the host cannot pin enough memory. A
+    loop pins up to two blocks each way, at most half of the available host memory, and frees them
+    at its end. Cost: one more copy in host memory each way, because the arrays are not pinned.
+    Gain: bench/recipes.py, simulated; never run on a GPU yet.
     """
     _check_array(x, "x")
     axis, halo = operator.index(axis), operator.index(halo)
     if not -len(x.shape) <= axis < len(x.shape):
-        raise ValueError(f"blocks: axis {axis} is none of an array of {len(x.shape)} axes")
+        raise ValueError(f"blocks: axis {axis} is out of range: x has {len(x.shape)} axes")
     if halo < 0:
         raise ValueError(f"blocks: halo must be 0 or more; got {halo}")
     if out is not None:
@@ -500,23 +503,23 @@ def blocks(
         if tuple(out.shape) != tuple(x.shape):
             raise ValueError(f"blocks: out has shape {out.shape}, and x has {x.shape}")
         if write:
-            raise ValueError("blocks: write is for x, and out is there: give one of them")
+            raise ValueError("blocks: write=True writes to x: give either write or out")
         if _is_shared(x, out):
-            raise ValueError("blocks: out is in the memory of x: write=True writes to x")
+            raise ValueError("blocks: out shares memory with x: write=True writes to x")
     if write or out is not None:
         _check_writable(x if out is None else out, "x" if out is None else "out")
     return HostBlocks(x, out, axis % len(x.shape), _room(room), halo, write)
 
 
 def _is_shared(x: Any, out: Any) -> bool:
-    """Tell whether two arrays have memory in common; of other kinds, whether they are one."""
+    """Tell whether two arrays share memory; for other types, whether they are the same object."""
     if isinstance(x, np.ndarray) and isinstance(out, np.ndarray):
         return bool(np.shares_memory(x, out))
     return x is out
 
 
 def _check_writable(x: Any, name: str) -> None:
-    """Raise ValueError if nothing can be assigned to an array."""
+    """Raise ValueError if an array is read-only."""
     if (isinstance(x, np.ndarray) and not x.flags.writeable) or not hasattr(x, "__setitem__"):
         raise ValueError(f"blocks: {name} is read-only")
 
@@ -525,7 +528,7 @@ def _room(room: Size) -> int | float:
     """Return bytes, or a share of the free VRAM as a float.
 
     Raises:
-        SizeError: it is neither.
+        SizeError: ``room`` is neither.
     """
     accepted = 'room= is bytes, or a share such as "80%" of free VRAM'
     size = parse_size(room, "room", "%", accepted)
@@ -533,18 +536,18 @@ def _room(room: Size) -> int | float:
 
 
 def _check_array(x: Any, name: str) -> None:
-    """Raise TypeError if something is no array of numbers on the host."""
+    """Raise TypeError if ``x`` is not a numeric array on the host."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype") or not hasattr(x, "__getitem__"):
         raise TypeError(f"blocks: {name} must be an array on the host; got {type(x).__name__}")
     if hasattr(x, "__cuda_array_interface__"):
         raise TypeError(
-            f"blocks: {name} is on the GPU already: umem.lookahead moves managed arrays of a loop"
+            f"blocks: {name} is already on the GPU: use umem.lookahead for managed arrays of a loop"
         )
     dtype = np.dtype(x.dtype)
     largest = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}.get(dtype.kind, 0)
     if dtype.itemsize > largest:
-        raise TypeError(f"blocks: {name} has the type {dtype}, and CuPy has numbers up to 64 bits")
+        raise TypeError(f"blocks: {name} has the type {dtype}, which CuPy does not support")
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"blocks: {name} has a mask, which a block on the GPU would not have")
+        raise TypeError(f"blocks: {name} has a mask, which blocks on the GPU would lose")
     if not x.shape:
         raise TypeError(f"blocks: {name} has no axis to cut along")

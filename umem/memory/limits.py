@@ -1,8 +1,8 @@
-"""Limits: how much memory a mode may reserve, as people write it.
+"""Limits: how much memory a mode may reserve.
 
 A limit is bytes as an int, or text: ``"24GiB"``, ``"1.5x"`` (of VRAM), or ``"90%"`` (of the host
-memory that is available). Shares are resolved when a mode is switched on, because only then the
-device is known, and because the host's memory changes.
+memory that is available). Shares are resolved when a mode is turned on, because only then is the
+device known, and because the available host memory changes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Limit:
     name: str = field(compare=False, default="limit")
 
     def resolve(self, device: Device) -> int:
-        """Return the limit in bytes, for this device and now.
+        """Return the limit in bytes, for this device at this time.
 
-        Costs nothing for bytes and shares of VRAM; a few file reads for a share of the host.
+        Bytes and shares of VRAM cost nothing; a share of the host costs a few file reads.
 
         Raises:
-            SizeError: the share comes to less than a byte or more than addresses reach, or the
-                host does not say what is available.
+            SizeError: the share is less than a byte or more than the address space, or the
+                available host memory is unknown.
         """
         if self.of == "bytes":
             return int(self.amount)
@@ -50,15 +50,15 @@ class Limit:
         if 0 < nbytes <= MAX_BYTES:
             return nbytes
         raise SizeError(
-            f"{self.name} of {self.text}, with {format_bytes(whole)} there, is no size. {ACCEPTED}"
+            f"{self.name} of {self.text} of {format_bytes(whole)} is not a valid size. {ACCEPTED}"
         )
 
     def _host_bytes(self, device: Device) -> int:
         available = device.host_available_bytes()
         if available is None:
             raise SizeError(
-                f"{self.name} of {self.text} cannot be resolved: this system does not say how much "
-                'host memory is available. Give bytes, or a share of VRAM such as "1.5x"'
+                f"{self.name} of {self.text} cannot be resolved: this system does not report its "
+                'available host memory. Give bytes, or a share of VRAM such as "1.5x"'
             )
         return available
 
@@ -68,10 +68,10 @@ def parse_limit(limit: Size, name: str = "limit") -> Limit:
 
     Args:
         limit: above zero; a percentage is at most 100.
-        name: of the argument; it starts the error message.
+        name: the argument's name, which begins the error message.
 
     Raises:
-        SizeError: it is no limit; the message names what is accepted.
+        SizeError: the limit is invalid; the message names the accepted forms.
 
     >>> parse_limit("1.5x").amount, parse_limit("24GiB").amount
     (Fraction(3, 2), 25769803776)

@@ -1,9 +1,9 @@
 """Modes of allocation for a block: `managed`, `hybrid`, `unmanaged`.
 
-Blocks concern the code that enters them: the calling thread, and there the asyncio task that
-enters, with the tasks which that one makes until the block ends. They nest, may overlap, work as
-decorators, and restore exactly what was there when they end, also by an exception or a signal. One
-that ends out of order (a generator that is given up) ends alone. Arrays may outlive them.
+A block affects the thread that enters it; among asyncio tasks, the task that enters it and the
+child tasks it creates until the block ends. Blocks nest, may overlap, and work as decorators. At
+its end, also by an exception or a signal, a block restores the previous mode. A block that ends out
+of order (in an abandoned generator) ends alone. Arrays may outlive their block.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from umem.units import format_bytes, parse_bytes
 
 
 def devices_served() -> list[Device]:
-    """List the devices of the blocks that the calling code is in, one entry for each block."""
+    """List the devices of the blocks around the calling code, one entry for each block."""
     return [part.device for scope in inside() for part in scope.payload if isinstance(part, Served)]
 
 
 class Request(NamedTuple):
-    """A requested mode with options; `on` makes it a policy for a device."""
+    """A requested mode with options; `on` turns it into a policy for a device."""
 
     mode: Mode
     limit: Limit | None = None
@@ -40,8 +40,7 @@ class Request(NamedTuple):
         """Make the policy on this device, with the limit in bytes.
 
         Raises:
-            SizeError: the limit is not valid on this device, or headroom leaves nothing of its
-                VRAM.
+            SizeError: the limit is invalid on this device, or headroom leaves no VRAM.
         """
         limit_bytes = None if self.limit is None else self.limit.resolve(device)
         headroom = self.headroom_bytes
@@ -50,7 +49,7 @@ class Request(NamedTuple):
         if headroom and headroom >= device.vram_bytes:
             raise SizeError(
                 f"headroom of {format_bytes(headroom)} leaves nothing of the "
-                f"{format_bytes(device.vram_bytes)} of VRAM of {device.name}: give less, by "
+                f"{format_bytes(device.vram_bytes)} of VRAM of {device.name}: pass a smaller "
                 "umem.hybrid(headroom=...)"
             )
         return Policy(
@@ -64,31 +63,31 @@ class Request(NamedTuple):
         )
 
     def over(self, upstream: Callable[[int], Any] | None) -> Request:
-        """Return the request with memory of another allocator; see `managed`.
+        """Return the request with another allocator's memory; see `managed`.
 
         Raises:
-            TypeError: it is no allocator by CuPy's interface.
-            StateError: beside a preset, or another mode than managed.
+            TypeError: ``upstream`` is not callable, so not an allocator.
+            StateError: the mode is not managed, or there is a preset.
         """
         if upstream is None:
             return self
         if not callable(upstream):
             raise TypeError(
-                "upstream is a function of the bytes that returns CuPy's memory, such as "
+                "upstream must be a function from bytes to CuPy's memory, such as "
                 f"rmm.allocators.cupy.rmm_cupy_allocator; got {type(upstream).__name__}"
             )
         if self.mode != "managed" or self.preset is not None:
-            raise StateError("upstream= is for managed memory, without a preset")
+            raise StateError("upstream= works only with managed memory and without a preset")
         return self._replace(upstream=upstream)
 
 
 def checked_request(
     mode: str, limit: Size | None, prefetch: bool, spill: str = "host", preset: Preset | None = None
 ) -> Request:
-    """Check a mode and its options as far as no device is needed.
+    """Check a mode and its options as far as possible without a device.
 
     Raises:
-        StateError, SizeError, HintError: unknown mode or spill; no limit; unknown preset.
+        StateError, SizeError, HintError: unknown mode or spill; invalid limit; unknown preset.
     """
     if mode not in MODES:
         raise StateError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
@@ -118,13 +117,13 @@ class Memory:
 
 
 class Decorator(ContextDecorator):
-    """A block that also wraps functions, except those whose body runs after the call returns."""
+    """A block that also decorates functions, unless their body runs after the call returns."""
 
     def __call__(self, func: Any) -> Any:
         if any(check(func) for check in _RUN_LATER):
             raise UnsupportedError(
-                f"{func.__name__} runs after the call that makes it has returned, when the block "
-                "around that call is over: write the block inside it, as a with statement"
+                f"{func.__name__} runs after the call that creates it has returned, when the block "
+                "around the call has ended: use a with statement inside the function instead"
             )
         return super().__call__(func)
 
@@ -159,27 +158,27 @@ def managed(
     """Allocate managed memory in this block: arrays may be larger than VRAM.
 
     Args:
-        limit: the most that managed memory may reserve: bytes as an int, or text such as
-            "24GiB", "1.5x" (of the device's VRAM) or "90%" (of the host memory that is available
-            when the block is entered, in this process's control groups; on a virtual GPU too that
-            is this machine's).
-        prefetch: make memory resident as it is handed out. Saves most of the cost of a first
-            touch by fault; costs a call for each allocation.
-        preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: memory
-            that has this advice (`umem.preset`) from its first byte, from a pool of its own, so
-            that no other array gets it.
-        upstream: an allocator to take managed memory from in the place of the driver, which keeps
-            free blocks itself: by CuPy's interface, such as ``rmm_cupy_allocator`` of RMM, or the
-            ``malloc`` of a pool. Limits and hints work on it. RMM's was never run.
+        limit: the most bytes that managed memory may reserve: an int, or text such as "24GiB",
+            "1.5x" (of the device's VRAM) or "90%" (of the host memory available to this process
+            and its control groups when the block is entered; this machine's, also on a virtual
+            GPU).
+        prefetch: make memory resident when it is allocated. Saves most of the page faults of the
+            first use; costs a driver call for each allocation.
+        preset: ``"streaming"``, ``"random"``, ``"read_mostly"`` or ``"optimizer_state"``: give
+            memory this advice (`umem.preset`) from its first byte. It comes from a separate pool,
+            so no other array gets it.
+        upstream: an allocator of managed memory to use instead of the driver, such as RMM's
+            ``rmm_cupy_allocator`` or the ``malloc`` of a CuPy pool. It keeps free blocks itself.
+            Limits and hints apply to its memory. Never run with RMM.
 
     Raises:
-        HintError: there is no such preset.
-        TypeError, StateError: ``upstream`` is no allocator; beside a preset. In the block,
-            DeviceError and StateError if it returns plain memory, or asks umem itself.
-        DeviceNotFoundError: on entering, when there is no CUDA device and no virtual GPU.
-        DeviceError: on entering, when the device cannot oversubscribe; the message says why.
-        SizeError: the limit is not valid, at once; or, on entering, it is below what managed memory
-            has in use, or a share of what is not known.
+        HintError: unknown preset.
+        TypeError, StateError: ``upstream`` is not an allocator, or is given with a preset. In the
+            block, DeviceError if it returns plain memory, and StateError if it allocates from umem.
+        DeviceNotFoundError: on entering, if there is no CUDA device and no virtual GPU.
+        DeviceError: on entering, if the device cannot oversubscribe; the message gives the reason.
+        SizeError: the limit is invalid; or, on entering, it is below the managed memory in use, or
+            a share of an unknown amount.
 
     >>> import umem
     >>> with umem.virtual_gpu("v100-16gb", vram="64MiB"), umem.managed() as memory:
@@ -197,21 +196,21 @@ def hybrid(
 ) -> Block:
     """Allocate unmanaged memory until it is full, then managed memory.
 
-    The allocation that finds no room is spilled, and stays so: arrays keep their addresses.
+    An allocation that does not fit in VRAM is spilled, and stays spilled: arrays keep their
+    addresses.
 
     Args:
-        limit: the most of the unmanaged part, as in `managed`; None is all of VRAM.
-        spill: ``"host"``: spilled memory stays on the host and is read over the bus;
-            ``"migrate"``: it moves, so leave it room by a ``limit``.
-        prefetch: as in `managed`, for what is spilled.
-        headroom: VRAM to leave free for what does not come from CuPy's allocator and cannot be
-            spilled: modules that are loaded at their first launch, and what libraries such as
-            cuBLAS take themselves. Bytes as an int, or text such as "1GiB"; 0 leaves none. None:
-            512 MiB or 3% of VRAM, whichever is more, and at most half of it; on a simulated GPU,
-            which loads nothing there, 0.
+        limit: the most bytes of the unmanaged part, as in `managed`; None is all of VRAM.
+        spill: ``"host"`` keeps spilled memory on the host, where the GPU reads it over the bus.
+            ``"migrate"`` lets it move to VRAM; leave it room there with ``limit``.
+        prefetch: as in `managed`, for spilled memory.
+        headroom: VRAM to leave free for memory that bypasses CuPy's allocator and cannot be
+            spilled: modules, which load at their first launch, and the memory of libraries such as
+            cuBLAS. Bytes as an int, or text such as "1GiB"; 0 leaves none. None is the larger of
+            512 MiB and 3% of VRAM, at most half of VRAM; on a simulated GPU, which needs none, 0.
 
     Raises:
-        DeviceNotFoundError, SizeError: see `managed`; headroom that leaves no VRAM is a SizeError.
+        DeviceNotFoundError, SizeError: see `managed`. SizeError also if headroom leaves no VRAM.
     """
     request = checked_request("hybrid", limit, prefetch, spill)
     return Block(request._replace(headroom_bytes=_headroom_bytes(headroom)))
@@ -226,13 +225,13 @@ def _headroom_bytes(headroom: Size | None) -> int | None:
 def unmanaged(limit: Size | None = None) -> Block:
     """Allocate plain device memory in this block, for instance hot buffers inside `managed`.
 
-    Without a limit that is memory of the allocator that the program had set before umem's, else of
-    CuPy's default pool; with one, of a pool of umem.
+    Without a limit the memory comes from the allocator that the program set before umem's, or else
+    from CuPy's default pool. With a limit it comes from a pool of umem.
 
     Args:
-        limit: the most of it, as in `managed`: "0.9x" is nine tenths of VRAM, and "90%" is of
-            host memory here too. CUPY_GPU_MEMORY_LIMIT is CuPy's own limit on the same memory,
-            and holds beside this one.
+        limit: the most bytes, as in `managed`: "0.9x" is nine tenths of VRAM, but "90%" is a share
+            of host memory here too. CuPy's own limit on this memory, CUPY_GPU_MEMORY_LIMIT,
+            applies as well.
 
     Raises:
         DeviceNotFoundError, SizeError: see `managed`.

@@ -1,13 +1,13 @@
-"""Has the device move what a plan says, on a stream beside the one that operations run on.
+"""Carries out a plan's moves on a side stream, beside the stream of the operations.
 
-A plan speaks of blocks: the arrays in them are found here. On CUDA the stream is a non-blocking one
-of its own. The host runs ahead of the GPU, so moves that were merely queued there would run long
-before their time. Events hold them back: what is brought in while an operation is issued waits for
-the operations before that one, and then runs beside it; what is sent away waits for the operation
-itself, which may still use it. Nothing waits in the other direction: an operation that comes before
-its arrays takes the faults that it would have taken anyway. A prefetch never changes contents, so
-no order of prefetches and operations is wrong, only slow. Discards change contents: the device has
-nothing run beside them that uses or moves their blocks.
+A plan lists blocks; the pager finds the arrays in them. On CUDA the side stream is non-blocking.
+The host runs ahead of the GPU, so moves that were merely queued would run long before their time.
+Events hold them back. Blocks that are fetched for an operation wait for the operations before it,
+and then move while it runs. Blocks that are sent to the host wait for the operation itself, which
+may still use them. Operations never wait for moves: one that runs before its arrays have arrived
+takes page faults, as it would have without the pager. A prefetch never changes contents, so
+no order of prefetches and operations is wrong, only slow. Discards change contents, so the device
+runs nothing at the same time that uses or moves their blocks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ USABLE = 0.95
 """Usable share of a real GPU's VRAM; a virtual GPU states its own. A guess that no measurement
 supports: the rest is for the CUDA context, modules and workspaces of libraries."""
 FindArray = Callable[[int], Any]
-"""Returns the present array of a slot, None if there is none."""
+"""Returns the current array of a slot, or None."""
 
 
 def room(device: Device, own_bytes: int, in_blocks: int = 0) -> int | None:
-    """Return the blocks of VRAM to plan with; None while all that is reserved has room.
+    """Return the blocks of VRAM to plan with; None while all reserved memory fits.
 
-    Reserved memory other than the ``own_bytes`` that a plan moves counts as if it stayed in VRAM.
-    ``in_blocks`` is what these take in whole blocks, where that is known to be more.
+    A plan moves ``own_bytes``; all other reserved memory counts as if it stayed in VRAM.
+    ``in_blocks`` is the size of ``own_bytes`` in whole blocks, if that is known to be larger.
     """
     reserved = device.usage().reserved_bytes
     usable = round(device.vram_bytes * (1 if device.simulated else USABLE))
@@ -42,7 +42,7 @@ def room(device: Device, own_bytes: int, in_blocks: int = 0) -> int | None:
 
 
 def is_on(device: Device, array: Any) -> bool:
-    """Tell whether an array is one of a device's."""
+    """Tell whether an array is on a device."""
     if device.backend == "numpy":
         return isinstance(array, np.ndarray)
     return getattr(getattr(array, "device", None), "id", None) == device.ordinal
@@ -52,7 +52,7 @@ class VirtualSideStream:
     """Side stream of a virtual GPU, where any stream but None runs beside the operations."""
 
     def advance(self) -> bool:
-        """Record that an operation was issued; tells whether moves can be queued now."""
+        """Record that an operation was issued; returns whether moves can be queued now."""
         return True
 
     def during_operation(self) -> Any:
@@ -80,9 +80,9 @@ class CudaSideStream:
         self._recorded = False
 
     def advance(self) -> bool:
-        """Record an event behind the operation just issued; tells whether moves can be queued now.
+        """Record an event after the operation just issued; returns whether moves can be queued now.
 
-        They cannot during a stream's capture, which they would spoil.
+        They cannot during a stream capture, which they would break.
         """
         from umem.devices.cuda import is_captured  # imports CuPy, which need not be there
 
@@ -118,7 +118,7 @@ class Pager:
     """Carries out a plan's moves on a side stream.
 
     Attributes:
-        fetched_bytes, sent_bytes, discarded_bytes: totals of its requests.
+        fetched_bytes, sent_bytes, discarded_bytes: total bytes of its requests.
     """
 
     def __init__(self, device: Device) -> None:
@@ -127,14 +127,15 @@ class Pager:
         self.fetched_bytes = self.sent_bytes = self.discarded_bytes = 0
 
     def advance(self) -> bool:
-        """Record that an operation was issued; tells whether moves can be queued now."""
+        """Record that an operation was issued; returns whether moves can be queued now."""
         return self._stream.advance()
 
     def move(self, moves: Moves, addresses: Sequence[int | None], find: FindArray) -> None:
-        """Carry out the moves planned for an operation; ``addresses`` are the slots' at planning.
+        """Carry out the moves planned for an operation; ``addresses`` has the slots' addresses when
+        the plan was made.
 
-        Blocks are evicted before others are prefetched, so that the driver finds room. Blocks that
-        an array has are never forgotten: the device looks.
+        Evicts blocks before it prefetches others, so that the driver finds room. The device never
+        discards blocks that an array uses: it checks.
         """
         if moves.discards:
             self.discarded_bytes += self._device.discard_free(_all_blocks(moves.discards))
@@ -173,7 +174,7 @@ def _all_blocks(parts: Iterable[SomeBlocks]) -> list[int]:
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the address ranges that blocks in ascending order cover."""
+    """Yield the address ranges of blocks, which are in ascending order."""
     start = 0
     for index in range(1, len(blocks) + 1):
         if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
@@ -182,9 +183,7 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _piece(array: Any, low: int, high: int) -> Any:
-    """Return bytes ``low`` to ``high`` of an array, clipped to it; the whole array if it has
-    gaps.
-    """
+    """Return bytes ``low`` to ``high`` of an array, clipped; the whole array if it has gaps."""
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         return array

@@ -1,6 +1,6 @@
-"""Modes for the whole process, and the model of a GPU in the place of one.
+"""Modes for the whole process, and virtual GPUs.
 
-`umem.memory.mode_blocks` has the modes of a block, which go before what is enabled for the process.
+`umem.memory.mode_blocks` has the modes of a block, which take precedence over the process's mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _enabled: Handle | None = None
 class Handle(Scoped["Handle"]):
     """The handle of `enable`, also a context manager.
 
-    ``policy`` is None where UMEM_MODE keeps everything off.
+    ``policy`` is None if UMEM_MODE keeps umem off.
     """
 
     title = "umem.enable()"
@@ -61,7 +61,7 @@ class Handle(Scoped["Handle"]):
 
     def __str__(self) -> str:
         if self.policy is None or self._device is None:
-            return f"umem.enable() was called before, {MODE} being off,"
+            return f"umem.enable() was called before while {MODE} was off,"
         return f"{self.policy.mode} memory is enabled on {self._device.name}"
 
     def _open(self, scope: Scope) -> Handle:
@@ -82,25 +82,24 @@ def enable(
 ) -> Handle:
     """Serve every allocation of the process by ``mode``, until `disable`.
 
-    Call it before arrays are made; arrays that exist stay where they are. Calling it again with
-    the same arguments changes nothing. `cupy.get_default_memory_pool` then returns a pool that
-    measures, frees and limits the memory that is in use.
+    Call it before you make arrays; existing arrays stay where they are. Calling it again with the
+    same arguments changes nothing. `cupy.get_default_memory_pool` then returns a pool that
+    measures, frees and limits umem's memory.
+
+    The call reads the environment variables; `umem.memory.environment` lists their values. Each
+    argument takes precedence over its variable, and a variable over the default.
 
     Args:
-        mode: None is what UMEM_MODE says, otherwise ``"managed"``. Where UMEM_MODE is off,
-            nothing changes: the handle that is returned does nothing, until `disable`.
-        limit: as in `managed`, resolved now; None is what UMEM_LIMIT says, otherwise no limit.
-        prefetch: as in `managed`; None is what UMEM_PREFETCH says, otherwise False.
+        mode: None means UMEM_MODE, or ``"managed"`` if it is not set. If UMEM_MODE is off, umem
+            stays off and the returned handle has no effect.
+        limit: as in `managed`, resolved now; None means UMEM_LIMIT, or no limit if it is not set.
+        prefetch: as in `managed`; None means UMEM_PREFETCH, or False if it is not set.
         upstream: as in `managed`.
 
-    An argument takes precedence over its variable, also when the others are not given, and a
-    variable before the default. The variables are read by this call: `environment` has their
-    values.
-
     Raises:
-        DeviceNotFoundError, DeviceError, SizeError: see `managed`; nothing is on then.
-        StateError: another mode is on, or the thread is inside a block, and what is on stays on;
-            or UMEM_MODE or UMEM_PREFETCH has a value that says nothing.
+        DeviceNotFoundError, DeviceError, SizeError: see `managed`; umem stays off.
+        StateError: another mode is on, or the thread is inside a block; the current mode stays on.
+            Or UMEM_MODE or UMEM_PREFETCH has an invalid value.
     """
     made: list[Handle] = []
     try:
@@ -109,14 +108,14 @@ def enable(
             request = request if request is None else request.over(upstream)
             handle = _enabled_by(request, made)
         return handle
-    except BaseException:  # a signal may come after everything is done, too
+    except BaseException:  # a signal may arrive even after the last step
         for handle in made:
             handle._installed.close()
         raise
 
 
 def _enabled_by(request: Request | None, made: list[Handle]) -> Handle:
-    """Return the handle that is on, or turn a new one on and add it to ``made``."""
+    """Return the current handle, or turn a new one on and add it to ``made``."""
     global _enabled
     device = entered_device() if request is None else current_device()
     if _enabled is not None:
@@ -143,7 +142,7 @@ def _forget(handle: Handle) -> None:
 
 
 def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> Request | None:
-    """Return the request by arguments or environment; None for neither."""
+    """Return the request from arguments or environment; None if the environment turns it off."""
     chosen = mode_of_environment() if mode is None else mode
     if chosen == "off" and mode is None:
         return None
@@ -153,15 +152,15 @@ def _requested(mode: str | None, limit: Size | None, prefetch: bool | None) -> R
 
 
 def disable() -> None:
-    """Restore exactly what was there before `enable`. Arrays keep their memory.
+    """Restore CuPy's allocator as it was before `enable`. Arrays keep their memory.
 
     Raises:
-        StateError: nothing is enabled, or the thread is inside a block.
+        StateError: umem is not enabled, or the thread is inside a block.
     """
     with _lock:
         handle = _enabled
         if handle is None:
-            raise StateError("nothing is enabled; umem.enable() comes first")
+            raise StateError("umem is not enabled; call umem.enable() first")
         if handle._device is not None:
             _outside_blocks(handle._device, "disable")
             handle._device.leave_all(handle._installed)
@@ -184,7 +183,7 @@ class DeviceBlock(Decorator, Scoped[_Device]):
     Args:
         kind: the name of a row of `umem.devices.open`.
         gpu: the GPU to model.
-        vram: its VRAM, as an int or text ("256MiB"); None is what the table says.
+        vram: its VRAM, as an int or text ("256MiB"); None is the table's figure.
     """
 
     def __init__(self, kind: str, gpu: str | GpuSpec, vram: Size | None = None) -> None:
@@ -204,27 +203,27 @@ class DeviceBlock(Decorator, Scoped[_Device]):
 
     def _seen(self, error: BaseException) -> None:
         if isinstance(error, UmemError):
-            end_at_user(error)  # its text says all
+            end_at_user(error)  # its message is sufficient
 
 
 class virtual_gpu(DeviceBlock["VirtualGPU"]):
     """Run a block on the model of a GPU: real arithmetic, simulated pages and time.
 
+    ``with`` gives the `VirtualGPU`, whose ``figures`` stay readable after the block. The end of the
+    block ends the effect of `enable` calls inside it, and closes blocks that are still open. Arrays
+    freed after the end are still subtracted from the figures. If an error of umem leaves the block,
+    its traceback ends at the program's own line.
+
+    Thread-safety: affects only the calling thread; among asyncio tasks, the task that enters it and
+    its child tasks.
+
     Args:
         gpu: a name of the table, such as ``"v100-16gb"``.
         vram: usable VRAM instead of the table's figure, as an int or text ("256MiB").
 
-    Entering it gives the `VirtualGPU`, whose ``figures`` stay readable afterwards. What `enable`
-    switched on inside is switched off at the end, and blocks left open are over. Arrays that die
-    after the end are still counted off. The traceback of an error of umem's that leaves the block
-    ends at the program's own line.
-
     Raises:
         UnknownGpuError: no such GPU; the message offers the nearest names.
         SizeError: ``vram`` is not a size, or less than one block of 2 MiB.
-
-    Thread-safety: follows the calling thread only, and there the asyncio task that enters it, with
-    those that it makes.
     """
 
     def __init__(self, gpu: str | GpuSpec, vram: Size | None = None) -> None:
@@ -235,7 +234,7 @@ class virtual_gpu(DeviceBlock["VirtualGPU"]):
 
 
 def _end_all_on(device: Device) -> None:
-    """End all blocks of the calling code on a device, and what is enabled on it."""
+    """End all blocks of the calling code on a device, and the mode enabled on it."""
     for scope in inside():
         if device in [getattr(part, "device", None) for part in scope.payload]:
             scope.close()
@@ -244,7 +243,7 @@ def _end_all_on(device: Device) -> None:
 
 
 def active_policy(device: Device) -> Policy | None:
-    """Return the allocation policy of this thread on a device; None without one."""
+    """Return the allocation policy of this thread on a device, or None."""
     policy = policy_here(device)
     if policy is not None:
         return policy
@@ -253,7 +252,7 @@ def active_policy(device: Device) -> Policy | None:
 
 
 def why_on(device: Device) -> str:
-    """Describe why umem is on or off on this device in this thread."""
+    """Tell why umem is on or off on this device in this thread."""
     if device in devices_served():
         return "a block of this thread"
     handle = _enabled

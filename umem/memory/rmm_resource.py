@@ -1,7 +1,7 @@
 """Memory of umem for libraries that allocate through RMM: cuDF, Numba, PyTorch.
 
-By the interface of RMM 26.10 (``rmm.mr.CallbackMemoryResource``, streams with NVIDIA's stream
-protocol). Never run with RMM, which does not start without a GPU.
+Written for RMM 26.10 (``rmm.mr.CallbackMemoryResource``, streams with NVIDIA's stream protocol).
+Never run with RMM, which does not start without a GPU.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from umem.errors import DeviceError, MissingDependencyError, StateError
 
 
 def memory_resource() -> Any:
-    """Return an RMM memory resource that allocates as CuPy does, in the mode of umem.
+    """Return an RMM memory resource that allocates as CuPy does, in umem's current mode.
 
-    ``rmm.mr.set_current_device_resource(umem.memory_resource())`` after `umem.enable` gives cuDF
-    and what else uses RMM the memory of the mode. With ``rmm.allocators.numba.RMMNumbaManager``
-    and ``rmm.allocators.torch.rmm_torch_allocator`` Numba and PyTorch follow. RMM keeps the
-    resource, and with it CuPy's pools, for as long as memory of it is in use. Blocks of umem apply
-    to the thread that allocates. Cost: Python's code for each allocation of RMM.
+    Call ``rmm.mr.set_current_device_resource(umem.memory_resource())`` after `umem.enable`: cuDF
+    and other users of RMM then allocate in that mode. For Numba and PyTorch, set
+    ``rmm.allocators.numba.RMMNumbaManager`` and ``rmm.allocators.torch.rmm_torch_allocator`` too.
+    RMM keeps the resource, and so CuPy's pools, alive while its memory is in use. Blocks of umem
+    apply to the thread that allocates. Cost: Python code for each allocation of RMM. Never run
+    with RMM yet.
 
     Returns:
-        an ``rmm.mr.CallbackMemoryResource``. An allocation that fails raises MemoryError there.
+        an ``rmm.mr.CallbackMemoryResource``. A failed allocation raises MemoryError in RMM, or
+        StateError if CuPy itself allocates from RMM, which would recurse for ever.
 
     Raises:
         MissingDependencyError: RMM is not installed, or its streams have no stream protocol.
         DeviceError: a virtual GPU is current.
         DeviceNotFoundError: there is no CUDA device.
-
-    In an allocation: StateError if CuPy itself allocates from RMM, which would ask RMM for ever.
-    Never run with RMM yet.
     """
     device: Any = current_device()
     if device.backend != "cupy":
-        raise DeviceError("memory_resource is for CUDA's memory, and a virtual GPU is current")
+        raise DeviceError("memory_resource needs a CUDA device, but a virtual GPU is current")
     try:
         resources: Any = importlib.import_module("rmm.mr")
         stream: Any = importlib.import_module("rmm.pylibrmm.stream").Stream
@@ -48,14 +47,14 @@ def memory_resource() -> Any:
     if not hasattr(stream, "__cuda_stream__"):
         raise MissingDependencyError(
             "memory_resource needs an RMM whose streams have __cuda_stream__, to order memory by "
-            "stream: 26.10 has it"
+            "stream: install RMM 26.10"
         )
     lent = LentMemory(device.xp)
     return resources.CallbackMemoryResource(lent.allocate, lent.deallocate)
 
 
 class LentMemory:
-    """Memory of CuPy's current allocator by address, as RMM's callbacks take and return it.
+    """Memory of CuPy's current allocator, by address as RMM's callbacks need it.
 
     Thread-safety: any thread.
     """
@@ -69,8 +68,8 @@ class LentMemory:
         """Allocate in the order of a stream; returns the address, 0 of no bytes."""
         if getattr(self._in_allocation, "now", False):
             raise StateError(
-                "CuPy allocates from RMM, and RMM from umem, which asks CuPy: leave out "
-                "cupy.cuda.set_allocator(rmm_cupy_allocator), or this resource"
+                "CuPy allocates from RMM, and RMM from umem, which uses CuPy: remove either "
+                "cupy.cuda.set_allocator(rmm_cupy_allocator) or this resource"
             )
         self._in_allocation.now = True
         try:
@@ -83,10 +82,10 @@ class LentMemory:
         return int(pointer.ptr)
 
     def deallocate(self, address: int, nbytes: int, stream: Any) -> None:
-        """Free memory behind the work of a stream.
+        """Free memory after the queued work of a stream.
 
-        CuPy's pool hands it out again in the order of the stream of its allocation, so that the
-        host waits for another one.
+        CuPy's pool reuses it in the order of the stream that allocated it. If ``stream`` is another
+        one, the host waits for it.
         """
         if not address:
             return

@@ -11,10 +11,10 @@ from umem.errors import DeviceError, StateError
 
 
 class OutOfMemoryCallback(Switch):
-    """A callback that is asked when memory runs out; see `on_out_of_memory`.
+    """A callback for when memory runs out; see `on_out_of_memory`.
 
     Attributes:
-        count: how often it was asked.
+        count: number of calls so far.
     """
 
     def __init__(self, callback: Callable[[int], Any]) -> None:
@@ -22,9 +22,7 @@ class OutOfMemoryCallback(Switch):
         self.count = 0
         device: Any = current_device()
         if device.backend != "cupy":
-            raise DeviceError(
-                "on_out_of_memory asks when CuPy's memory runs out, and a virtual GPU is current"
-            )
+            raise DeviceError("on_out_of_memory is for CuPy's memory, but a virtual GPU is current")
         # Not at import: CuPy is imported where it is used.
         from umem.devices.cuda import add_callback, remove_callback
 
@@ -36,7 +34,7 @@ class OutOfMemoryCallback(Switch):
         return self._callback(nbytes)
 
     def close(self) -> None:
-        """Ask it no more; a second time this has no effect."""
+        """Stop calling it; a second `close` has no effect."""
         self.undo()
 
     def _take_back(self) -> None:
@@ -44,34 +42,35 @@ class OutOfMemoryCallback(Switch):
 
     def __enter__(self) -> OutOfMemoryCallback:
         if not self.is_on:
-            raise StateError("this callback is over: call umem.on_out_of_memory again")
+            raise StateError("this callback is closed: call umem.on_out_of_memory again")
         return self
 
 
 def on_out_of_memory(callback: Callable[[int], Any]) -> OutOfMemoryCallback:
-    """Call a function when CuPy's memory runs out, and try again if it has freed some.
+    """Call a function when CuPy's memory runs out, and retry if it has freed some.
 
-    It is called with the bytes that were asked for, in the thread that asked, once the pools have
-    given back what is free; it returns whether to try again, at most 16 times an allocation. It
-    applies in all threads, for plain memory, for every mode of umem and for any allocator that the
-    program has set (a pool, ``cupy.cuda.malloc_async``, RMM's), until `close` of what is returned,
-    or as ``with umem.on_out_of_memory(free_some):`` until the end of the block. Several are called
-    in the order in which they were given.
+    The callback applies to all threads, to plain memory, to every mode of umem and to any allocator
+    that the program has set before (a pool, ``cupy.cuda.malloc_async``, RMM's). It does not apply
+    to an allocator that the program sets afterwards, or for one thread
+    (``cupy.cuda.using_allocator``). It ends with `close` of the returned object, or with the block
+    of ``with umem.on_out_of_memory(free_some):``. Several callbacks are called in the order in
+    which they were given.
+
+    Managed memory seldom runs out; if it does, host memory is full. Cost: 0.04 us an allocation
+    (bench/allocation.py). Never run on a GPU yet.
 
     Args:
-        callback: frees memory, such as entries of a cache: ``lambda nbytes: cache.evict(nbytes)``.
-            What it allocates itself may fail; it is not asked for that. An error that it raises
-            is raised by the allocation.
+        callback: a function that frees memory, such as entries of a cache:
+            ``lambda nbytes: cache.evict(nbytes)``. umem first gives back the pools' free blocks,
+            then calls it with the requested bytes in the thread that allocates. It returns
+            whether to retry, at most 16 times an allocation. Its own allocations may fail, and do
+            not call it again. The allocation raises any error that it raises.
 
     Raises:
-        TypeError: it cannot be called.
+        TypeError: ``callback`` is not callable.
         DeviceError: a virtual GPU is current.
         DeviceNotFoundError: there is no CUDA device.
-
-    Managed memory seldom runs out: when it does, the host's memory has. An allocator that the
-    program sets itself afterwards, or for a thread (``cupy.cuda.using_allocator``), asks no
-    callback. Cost: 0.04 us an allocation (bench/allocation.py). Never run on a GPU yet.
     """
     if not callable(callback):
-        raise TypeError(f"on_out_of_memory: {callback!r} cannot be called")
+        raise TypeError(f"on_out_of_memory: callback must be callable; got {callback!r}")
     return OutOfMemoryCallback(callback)

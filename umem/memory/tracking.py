@@ -1,6 +1,6 @@
 """Allocations by the code that holds them, and a check for leaks.
 
-The allocations and threads watched are those of `umem.memory.counts`.
+Watches the same allocations and threads as `umem.memory.counts`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def track(stacks: bool = True, *, check: bool = False) -> Tracker:
     """Track which code holds the allocations of a block: ``with umem.track() as t: step()``.
 
     Args:
-        stacks: keep the stack of each allocation; otherwise only what the device calls it.
-        check: at the end of the block, raise LeakError if something allocated in it is still
-            held once garbage has been collected. An exception that leaves the block takes
-            precedence. What a step makes only once (optimizer state, caches) is no leak: run it
-            once before.
+        stacks: keep the stack of each allocation; otherwise only the device's label for it.
+        check: at the end of the block, raise LeakError if memory allocated in it is still held
+            after a garbage collection. An exception that leaves the block takes precedence. Run
+            one step before the block: memory that only the first step allocates (optimizer state,
+            caches) would be reported.
     """
     return Tracker(stacks, check)
 
@@ -34,8 +34,8 @@ def track(stacks: bool = True, *, check: bool = False) -> Tracker:
 class Holding:
     """Memory held by one place in the code: ``count`` allocations of ``nbytes`` together.
 
-    ``stack`` has the innermost frame first, and is empty where stacks were not kept. ``label`` is
-    what the device calls the memory: the operation that made it, or the mode it came from.
+    ``stack`` has the innermost frame first, and is empty if stacks were not kept. ``label`` is the
+    device's label for the memory: the operation that made it, or its mode.
     """
 
     nbytes: int
@@ -58,10 +58,10 @@ class _Allocation(NamedTuple):
 class Tracker(WatchingBlock["Tracker"]):
     """Tracks the live allocations of a block by call stack; `umem.track` makes one.
 
-    A stack leaves out the frames inside umem, Chainer, CuPy and NumPy at its inner end. Arrays may
-    outlive the block; what they hold then stays in `outstanding` as it was at the end.
+    A stack omits the frames of umem, Chainer, CuPy and NumPy at its inner end. Arrays may outlive
+    the block; `outstanding` then still reports them as they were at its end.
 
-    Cost: a walk over the frames an allocation; lines are looked up when they are read.
+    Cost: a walk over the stack's frames per allocation; lines are looked up when they are read.
     """
 
     title = "umem.track()"
@@ -96,9 +96,7 @@ class Tracker(WatchingBlock["Tracker"]):
                 del self._live[self._dead.popleft()]
 
     def outstanding(self) -> list[Holding]:
-        """List live allocations grouped by stack, or by label where there is none, largest
-        first.
-        """
+        """List live allocations grouped by stack, or by label without a stack, largest first."""
         self._count_frees()
         with self._lock:
             live = list(self._live.values())
