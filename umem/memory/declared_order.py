@@ -218,9 +218,9 @@ def lookahead(chunks: Iterable[Chunk] = (), *, depth: int = 2) -> Lookahead[Chun
     """Prefetch managed memory in the order in which a loop uses it.
 
     ``for chunk in umem.lookahead(chunks)`` yields the chunks, and moves the next ones to the GPU
-    while the program works on one. To repeat the loop, iterate over the same object,
-    which knows the data in VRAM. In any other loop, call ``look.uses(x, y)`` before the operations that use x and y,
-    and ``look.step()`` at the end of a round.
+    while the program works on one. To repeat the loop, iterate over the same object, which knows
+    the data in VRAM. In any other loop, call ``look.uses(x, y)`` before the operations that use x
+    and y, and ``look.step()`` at the end of a round.
 
     From the second round in the same order on, umem moves blocks of 2 MiB on a stream of its own:
     blocks whose next use is farthest to the host, blocks that are used next to the GPU. The driver
