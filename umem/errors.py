@@ -238,7 +238,7 @@ class LookaheadWarning(UserWarning):
 
 
 class OffloadWarning(UserWarning):
-    """An offload target is full, slow or refused; other arrays stay in place. Issued once each."""
+    """An offload target is full, slow or refused; other arrays stay in memory. Issued once each."""
 
 
 class RecomputeWarning(UserWarning):

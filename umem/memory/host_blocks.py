@@ -191,8 +191,8 @@ class HostBlocks:
             )
         if self._write and most < min(self.halo, size):
             raise SizeError(
-                f"blocks: {most} along axis {self.axis} fit in {format_bytes(whole)}, and a halo of "
-                f"{self.halo} would reach into blocks that are already written: give out="
+                f"blocks: {most} along axis {self.axis} fit in {format_bytes(whole)}, and a halo "
+                f"of {self.halo} would reach into blocks that are already written: give out="
             )
         wanted = max(-(-size // LEAST_COUNT), -(-SMALLEST_BYTES // row), self.halo)
         return int(max(1, min(most, wanted, size)))
