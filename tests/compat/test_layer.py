@@ -126,7 +126,7 @@ def test_another_chainer_is_refused_with_its_version_and_place(tmp_path):
     fake_chainer(tmp_path, "6.7.0")
     message = fail("import umem.chainer", tmp_path)
     assert "umem.errors.CompatError: Chainer 6.7.0 at" in message
-    assert str(tmp_path) in message and "for Chainer 7.8" in message
+    assert str(tmp_path) in message and "source of Chainer 7.8" in message
 
 
 def test_of_two_chainers_on_the_path_the_hidden_one_is_named(tmp_path):

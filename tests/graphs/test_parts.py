@@ -87,7 +87,7 @@ def test_communities_are_the_same_on_every_numpy_version() -> None:
         ({"ties": -1}, "ties must be 0 to"),
         ({"across": 1.5}, "across must be a share from 0 to 1; got 1.5"),
         ({"ties": 20_000, "across": 0.0}, "only 9800 are possible"),
-        ({"communities": 1, "across": 0.5}, "ties between 1 communities of 400 nodes, where 0"),
+        ({"communities": 1, "across": 0.5}, "edges between 1 communities of 400 nodes, but only 0"),
         ({"classes": 401}, "classes must be 1 to 400"),
     ],
 )
