@@ -289,9 +289,9 @@ print(outcome(lambda: umem.blocks(x)), len(alive))
 """
     found = lines(program, kernel_cache, start=START + PINS)
     assert found[:2] == ["24 True", "48 True 4"]
-    assert "needs 2.0 MiB of pinned memory, and the host has 1.5 MiB for it" in found[2]
-    assert found[3].startswith("OutOfMemoryError") and "the host has 4.5 MiB for them" in found[3]
-    assert found[4].startswith("OutOfMemoryError") and "the host refuses them" in found[4]
+    assert "needs 2.0 MiB of pinned memory, and the host can pin 1.5 MiB" in found[2]
+    assert found[3].startswith("OutOfMemoryError") and "the host can pin 4.5 MiB" in found[3]
+    assert found[4].startswith("OutOfMemoryError") and "the host refuses it" in found[4]
     assert found[5] == "700"  # of a kernel before, which nothing makes room for
     assert found[6] == "True 0"
 
@@ -408,5 +408,5 @@ large = umem.blocks(np.ones((80, 1 << 18), "f4"))
 print(sum(float(block.sum()) for block in large) == 80 << 18)
 """
     assert lines(program, kernel_cache) == [
-        "a loop over these blocks is going on: call umem.blocks for another", "True 1", "True"
+        "a loop over these blocks is running: call umem.blocks for another", "True 1", "True"
     ]  # fmt: skip

@@ -161,7 +161,7 @@ def test_one_of_a_newer_version_is_refused_with_the_way_out(tmp_path: Path) -> N
 def test_a_snapshot_of_another_step_under_a_name_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 3).rename(tmp_path / "step-4")
     found, passed_over = read_newest(DISK, tmp_path)
-    assert found is None and "that of step 3" in passed_over[0]
+    assert found is None and "for step 3" in passed_over[0]
 
 
 def test_values_that_are_no_dictionary_are_passed_over(tmp_path: Path) -> None:
