@@ -116,12 +116,12 @@ def require_communicator(name: str) -> None:
     nccl = importlib.import_module("chainermn.nccl")
     if name in _WITH_NCCL and not hasattr(nccl, "NcclCommunicator"):
         raise RuntimeError(
-            f"The communicator {name!r} exchanges gradients by NCCL, but NCCL cannot be loaded "
+            f"The communicator {name!r} exchanges gradients by NCCL, and NCCL cannot be loaded "
             "here (cupy.cuda.nccl). Use 'flat' for CuPy arrays by MPI, or 'naive' on the CPU."
         )
     if name in _ON_GPUS and not importlib.import_module("chainer.backends.cuda").available:
         raise RuntimeError(
-            f"The communicator {name!r} exchanges CuPy arrays, but CUDA has no device here. "
+            f"The communicator {name!r} exchanges CuPy arrays, and CUDA has no device here. "
             "Use 'naive' on the CPU, or run under umem.software_gpu."
         )
 
