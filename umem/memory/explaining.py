@@ -26,7 +26,7 @@ SHOWN = 8
 LIBRARIES = ("chainer", "umem")
 """Packages whose own variables are searched after the program's variables."""
 PLACE_OF_PAST = (
-    "when memory ran out: unnamed values, such as items of a list that was being built, or gaps "
+    "when it ran out: values without a name, such as the items of an unfinished list, and gaps "
     "between arrays"
 )
 HOLD_NOTHING = (
@@ -307,13 +307,13 @@ def _remedies(
     over = asked if in_pieces else asked - free
     spec = spec_of_driver(device.name)
     if limit is not None:
-        yield Remedy(limit, "a limit refused the allocation, however much VRAM is free")
+        yield Remedy(limit, "A limit refused the request, even if VRAM is free.")
     elif room is None or over <= room:
         yield Remedy(
             'umem.enable("hybrid")',
-            f"{'free memory is in gaps between arrays, or was freed since; ' if in_pieces else ''}"
-            "before the first array: an array without room lies on the host as a whole, and is "
-            f"read over the bus: {format_bytes(asked)}{_seconds(asked, spec)}",
+            f"{'The free memory is in pieces, or was freed since the error. ' if in_pieces else ''}"
+            "Call it before the first array. An array that does not fit stays on the host, and the "
+            f"GPU reads it over the bus: {format_bytes(asked)}{_seconds(asked, spec)}.",
         )
         if device.why_not("managed") is None:
             most = f"{format_bytes(used + asked)}{_seconds(used + asked, spec)}"
@@ -326,7 +326,7 @@ def _remedies(
     else:
         yield Remedy(
             "a smaller array, or float32 for float64",
-            f"the host has {format_bytes(room)} for the {format_bytes(over)} that exceed VRAM",
+            f"{format_bytes(over)} exceed VRAM, and the host has {format_bytes(room)} for them.",
         )
     yield Remedy(
         "for block in umem.blocks(x):",
@@ -335,7 +335,7 @@ def _remedies(
     )
     yield Remedy(
         "umem.on_out_of_memory(callback)",
-        "if the program keeps data that it can recompute, such as a cache",
+        "The callback frees memory that the program can recompute, such as a cache.",
     )
 
 
@@ -348,22 +348,22 @@ def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
         )
     yield Remedy(
         f"{graph.names[0]}.unchain_backward()",
-        "after an update: backward then ends there, and the graph behind it is freed. If you need "
-        f"only the numbers later, keep {graph.names[0]}.array instead",
+        "Call it after an update. Backward then stops there, and earlier arrays are freed. If you "
+        f"need only the numbers later, keep {graph.names[0]}.array instead.",
     )
     yield Remedy(
         "with chainer.no_backprop_mode():",
-        "around calls without a backward pass, as in evaluation: they build no graph",
+        "Use it around calls without a backward, such as evaluation. They then build no graph.",
     )
     yield Remedy(
         'with umem.chainer.Recompute("card"):',
-        "only if one backward pass must go through all of these calls",
+        "Use it only if one backward must go through all of these calls.",
     )
 
 
 def _of_some(nbytes: int) -> str:
     """Format the size of blocks; empty below a MiB, where arrays must be freed first."""
-    return f" of some {format_bytes(nbytes)}" if nbytes >= MIB else ""
+    return f" of about {format_bytes(nbytes)}" if nbytes >= MIB else ""
 
 
 def _seconds(nbytes: int, spec: GpuSpec | None) -> str:
