@@ -258,7 +258,7 @@ def test_what_is_in_the_way_is_said_before_any_work(tmp_path: Path) -> None:
     check_target(tmp_path / "file", force=True)
     with pytest.raises(FileError, match=r"file exists; do this$"):
         check_target(tmp_path / "file", force=False, way_out="do this")
-    with pytest.raises(FileError, match="is a device or the like"):
+    with pytest.raises(FileError, match="is not a regular file"):
         check_target(Path(os.devnull), force=True)
     check_folder(tmp_path)
     with pytest.raises(OSError):

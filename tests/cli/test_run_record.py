@@ -224,7 +224,7 @@ def test_a_file_that_appeared_meanwhile_is_not_overwritten(tmp_path: Path, run: 
         (["--record", "folder"], 1, "is a folder"),
         (["--record", "folder/"], 1, "is a folder"),
         (["--record", "old.gz/a.gz"], 1, "cannot write"),
-        (["--record", "/dev/null", "--force"], 1, "is a device or the like"),
+        (["--record", "/dev/null", "--force"], 1, "is not a regular file"),
         (["--record", "n" * 300], 1, "file name too long"),
         (["--record", ""], 1, "is a folder"),
         (["--record", "a.gz", "--steps", "0"], 2, "steps must be"),

@@ -88,7 +88,7 @@ def check_target(path: Path, *, force: bool, way_out: str = "name another file")
     if stat.S_ISLNK(mode):
         raise FileError(f"{name} is a link, which umem does not follow; name the file itself")
     if not stat.S_ISREG(mode):
-        raise FileError(f"{name} is a device or the like; name a regular file")
+        raise FileError(f"{name} is not a regular file; name another")
     if not force:
         raise FileError(f"{name} exists; {way_out}")
     if not os.access(path, os.W_OK):

@@ -69,8 +69,8 @@ class Cut:
         """Open the file of one part.
 
         Cost: reads everything except the features, which stay in the file. The first time it reads
-        them too, to compare them with their checksum; docs/reference/ranks.md explains how umem remembers
-        that.
+        them too, to compare them with their checksum. docs/reference/ranks.md explains how umem
+        remembers that.
 
         Args:
             part: from 0.
