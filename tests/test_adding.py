@@ -53,6 +53,7 @@ y = x + 1
 """
 
 
+@pytest.mark.thorough
 @needs_cupy
 def test_a_technique_from_outside_is_tried(tmp_path: Path) -> None:
     path = add_package(tmp_path, "more_techniques", TECHNIQUE)

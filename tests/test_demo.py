@@ -280,6 +280,7 @@ def test_ctrl_c_leaves_nothing_half_written(
     assert old.read_text() == "old"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_real_ctrl_c_ends_with_130_and_no_folder(tmp_path: Path) -> None:
     process = subprocess.Popen(

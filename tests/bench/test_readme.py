@@ -51,6 +51,7 @@ def _digits(number: str) -> int:
     return len(whole.replace(".", "").lstrip("0"))
 
 
+@pytest.mark.thorough
 def test_the_readme_is_what_the_results_say() -> None:
     done = run("make_readme.py", "--check")
     assert done.returncode == 0, done.stderr

@@ -216,6 +216,7 @@ def network(tmp_path: Path) -> DryProgram:
     return DryProgram(str(path), ("16384",), "t4", "384MiB")
 
 
+@pytest.mark.thorough
 @needs_cupy
 @needs_chainer
 def test_recomputation_fits_a_network_that_is_too_large_as_it_is(network: DryProgram) -> None:
@@ -245,6 +246,7 @@ def test_each_technique_is_turned_on_in_a_script_that_is_not_edited(
         assert other.peak_bytes < plain.peak_bytes
 
 
+@pytest.mark.thorough
 @needs_cupy
 @needs_chainer
 def test_a_loop_that_calls_backward_itself_is_not_accumulated(tmp_path: Path) -> None:
@@ -262,6 +264,7 @@ def test_a_loop_that_calls_backward_itself_is_not_accumulated(tmp_path: Path) ->
     assert f"by_hand.py:{len(head.splitlines()) + 5}" in str(found.why_not)
 
 
+@pytest.mark.thorough
 @needs_cupy
 def test_the_lines_that_make_large_arrays_of_a_program_without_chainer_are_known(
     tmp_path: Path,
@@ -286,6 +289,7 @@ def test_a_technique_that_is_refused_says_why(network: DryProgram) -> None:
     assert found.failed and "this technique is for nobody" in str(found.why_not)
 
 
+@pytest.mark.thorough
 @needs_cupy
 @needs_chainer
 def test_the_command_prints_the_table_or_json(

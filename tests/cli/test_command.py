@@ -37,6 +37,7 @@ print(json.dumps([CliRunner().invoke(main, words).stdout for words in asked]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_everything_has_help_that_fits_a_terminal(option: str) -> None:
     # a process for each: click keeps the names of the option from the first call

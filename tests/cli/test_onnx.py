@@ -49,6 +49,7 @@ def test_sizes_are_asked_for_and_taken(deep: Path) -> None:
     assert "hybrid: the step fits with everything kept" in done.output
 
 
+@pytest.mark.thorough
 def test_each_planned_way_has_its_schedule_for_another_executor(deep: Path) -> None:
     done = run(deep, "--size", "batch=16384", "--vram", "120MiB", "--json")
     assert done.exit_code == 0

@@ -152,6 +152,7 @@ def test_two_traces_are_compared_with_a_gpu(trace: Path) -> None:
     assert "no GPU named 't44'" in failure(trace, other, "--gpu", "t44")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("columns", "encoding"), [("40", "utf-8"), ("40", "ascii"), ("100", "ascii")]
 )

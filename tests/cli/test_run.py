@@ -246,6 +246,7 @@ def test_ctrl_c_is_the_scripts_own(tmp_path: Path, run: Run) -> None:
 # -- what umem adds ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_mode_is_on_for_the_script_and_its_own_enable_agrees(run: Run) -> None:
     code = """
         import umem
@@ -294,6 +295,7 @@ def test_a_report_follows_the_script_also_when_it_fails(run: Run) -> None:
     assert failed.stderr.index("ZeroDivisionError") < failed.stderr.index("(simulated)")
 
 
+@pytest.mark.thorough
 def test_paging_is_reported_also_of_a_script_that_sets_allocators(run: Run) -> None:
     pytest.importorskip("cupy")
     code = """
@@ -328,6 +330,7 @@ def test_a_child_that_comes_to_the_end_of_the_script_reports_nothing(run: Run) -
     assert result.stderr.count("device ") == 1
 
 
+@pytest.mark.thorough
 @CHAINER
 def test_the_virtual_gpu_follows_a_chainer_script(run: Run) -> None:
     code = """
@@ -422,6 +425,7 @@ def test_of_other_errors_nothing_is_said(run: Run) -> None:
         assert advice(error, ["script.py"], "t4", "64MiB") is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("use", ["int(a)", "'%d' % a", "numpy.zeros(3).__setitem__(0, a)"])
 def test_an_array_that_numpy_takes_for_a_number_no_more_is_told_with_both_ways_out(
     run: Run, use: str
@@ -512,6 +516,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), (*VIRTUAL, "--mode", "managed")])
 def test_a_script_without_chainer_runs_where_chainer_is_not_installed(
     tmp_path: Path, options: tuple[str, ...]

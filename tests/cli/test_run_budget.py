@@ -62,6 +62,7 @@ def test_a_script_runs_for_real_within_what_was_chosen(script: Path, kernel_cach
         assert said[True].stdout == said[False].stdout
 
 
+@pytest.mark.thorough
 @needs_cupy
 @needs_chainer
 def test_a_script_on_numpy_is_told_of_recompute(script: Path) -> None:

@@ -50,6 +50,7 @@ def test_packages_beside_the_script_are_lent_names_and_the_script_is_not(
     assert lines(run(SCRIPT, *BOTH)) == ["float int False", "int"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["fork", "spawn", "forkserver"])
 def test_worker_processes_are_lent_them_too(run: Run, folder: Path, way: str) -> None:
     if way != "spawn" and sys.platform == "win32":
@@ -63,6 +64,7 @@ def test_a_module_beside_the_current_folder_is_found(folder: Path) -> None:
     assert lines(done) == ["float"]
 
 
+@pytest.mark.thorough
 @CHAINER
 def test_child_processes_without_the_package_go_on(run: Run, folder: Path) -> None:
     code = """\
@@ -110,6 +112,7 @@ def test_there_is_no_advice_on_other_names(error: str) -> None:
     assert advice(caught.value, ["a.py"], None, None) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("package", "says"),
     [

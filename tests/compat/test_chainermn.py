@@ -97,6 +97,7 @@ def oracle() -> tuple[list[np.ndarray], list[float]]:
     return [p.array for _, p in sorted(net.namedparams())], losses
 
 
+@pytest.mark.thorough
 def test_an_old_script_trains_as_one_process_on_both_batches(tmp_path: Path) -> None:
     done = run_ranks(2, SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -305,6 +305,7 @@ def test_the_start_up_file_mends_scripts_that_never_heard_of_umem(tmp_path, impo
     assert late.startswith("7.8.") and late.endswith("True")
 
 
+@pytest.mark.thorough
 def test_the_start_up_file_and_the_import_go_together(tmp_path, importable):
     pth.install_pth(tmp_path)
     site = f"import site; site.addsitedir({str(tmp_path)!r}); "

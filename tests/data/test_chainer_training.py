@@ -66,6 +66,7 @@ def run(made: Any) -> Any:
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
 def test_a_curve_has_the_same_bits_with_a_cache_after_a_kill_too(kind: str, tmp_path: Path) -> None:
     run(trainer(tmp_path / "plain", kind, cache=False))

@@ -76,6 +76,7 @@ ITEMS = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(ITEMS, st.sampled_from([RAW, Zlib()]))
 def test_an_item_comes_back_with_its_types_and_bits(item: Any, codec: Any) -> None:
     assert alike(unpack(pack(item, codec), codec), item)

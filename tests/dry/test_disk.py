@@ -78,6 +78,7 @@ def disk(work: Path) -> Iterator[ScratchDisk]:
 # -- what a program reads back ---------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["a.txt", "link", "sub/../a.txt", "./a.txt", "sub/deep/../../link"]
 )
@@ -394,6 +395,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", AROUND)
 def test_what_cannot_be_redirected_stops_with_its_line(disk: ScratchDisk, way: str) -> None:
     os.symlink("a.txt", "made")

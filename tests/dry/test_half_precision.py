@@ -36,6 +36,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.thorough
 def test_a_step_takes_as_long_as_with_arithmetic() -> None:
     dry, real = (
         subprocess.run(

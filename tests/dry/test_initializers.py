@@ -77,6 +77,7 @@ def found() -> dict[str, dict[str, Any]]:
     return results
 
 
+@pytest.mark.thorough
 def test_large_parameters_are_zeros(found: dict[str, dict[str, Any]]) -> None:
     dry, real = found["dry"], found["real"]
     assert real["large"] == [True, True] and dry["large"] == [False, False]

@@ -105,6 +105,7 @@ def test_a_python_that_the_program_starts_shares_the_disk(
     assert is_as_before(work)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_of_multiprocessing_share_the_disk(python: str, work: Path, method: str) -> None:
     done = run(

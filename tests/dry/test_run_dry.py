@@ -38,6 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
     return run_dry(TRAINER, folder, arguments=("--gpu", "0")), folder
 
 
+@pytest.mark.thorough
 def test_a_trainer_runs_until_two_steps_are_alike(trained: tuple[Done, Path]) -> None:
     done, _ = trained
     found = done.json
@@ -57,6 +58,7 @@ def test_a_trainer_runs_until_two_steps_are_alike(trained: tuple[Done, Path]) ->
     assert "\nfits\n" in done.errors
 
 
+@pytest.mark.thorough
 def test_steps_under_recompute_are_compared_once_they_follow_a_plan(tmp_path: Path) -> None:
     done = run_dry(TRAINER, tmp_path, "--recompute", "50%", arguments=("--gpu", "0"))
     assert done.status == 0, done.errors
@@ -70,6 +72,7 @@ def test_what_a_trainer_writes_is_gone(trained: tuple[Done, Path]) -> None:
     assert "to a scratch folder that is gone now" in done.errors
 
 
+@pytest.mark.thorough
 def test_a_trainer_dry_is_a_trainer_real(tmp_path: Path) -> None:
     words = ("--gpu", "0", "--iterations", "4")
     dry = run_dry(TRAINER, tmp_path, "--dry-steps", "all", arguments=words)
@@ -103,6 +106,7 @@ for size in (1 << 40, 1 << 20):
 """
 
 
+@pytest.mark.thorough
 def test_memory_errors_that_a_script_catches_are_counted(tmp_path: Path) -> None:
     done = run_dry(CAUGHT, tmp_path)
     assert done.status == 0 and done.json["fits"] and done.output == "smaller\n"
@@ -110,6 +114,7 @@ def test_memory_errors_that_a_script_catches_are_counted(tmp_path: Path) -> None
     assert "out of memory at script.py:5, once; the script continued" in done.errors
 
 
+@pytest.mark.thorough
 def test_a_count_of_unknown_flags_is_asked_for_in_the_verdict(tmp_path: Path) -> None:
     done = run_dry(KMEANS, tmp_path)
     assert done.status == 0, done.errors
@@ -118,6 +123,7 @@ def test_a_count_of_unknown_flags_is_asked_for_in_the_verdict(tmp_path: Path) ->
     assert "fits, if the values read at script.py:10 are as assumed" in done.errors
 
 
+@pytest.mark.thorough
 def test_an_answer_is_no_assumption(tmp_path: Path) -> None:
     done = run_dry(KMEANS, tmp_path, "--answer", "script.py:10=1000", "--answer", "other.py:1=2")
     assert done.json["fits"] and all(one["answered"] for one in done.json["asked"])
@@ -125,6 +131,7 @@ def test_an_answer_is_no_assumption(tmp_path: Path) -> None:
     assert "other.py:1 asked for nothing" in done.errors
 
 
+@pytest.mark.thorough
 def test_a_loop_that_ends_by_a_value_is_stopped(tmp_path: Path) -> None:
     done = run_dry(CONVERGENCE, tmp_path)
     assert done.status == 1 and done.json["ended"] == "asked too often" and not done.json["fits"]
@@ -133,6 +140,7 @@ def test_a_loop_that_ends_by_a_value_is_stopped(tmp_path: Path) -> None:
     assert done.output == ""
 
 
+@pytest.mark.thorough
 def test_a_loop_that_ends_by_a_value_ends_by_an_answer(tmp_path: Path) -> None:
     done = run_dry(CONVERGENCE, tmp_path, "--answer", "script.py:6=2")
     assert done.status == 0 and done.json["ended"] == "script" and done.output == "done\n"
@@ -158,6 +166,7 @@ chainer.training.Trainer(updater, (3, "iteration")).run()""",
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", HOW)
 def test_training_on_numpy_is_ended_before_it_computes(how: str, tmp_path: Path) -> None:
     done = run_dry(ON_NUMPY.replace("HOW", HOW[how]), tmp_path)
@@ -192,6 +201,7 @@ ODD: dict[str, tuple[str, int, str, bool, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ODD)
 def test_what_goes_wrong_is_said_in_one_sentence(name: str, tmp_path: Path) -> None:
     program, status, ended, fits, sentence = ODD[name]
@@ -228,6 +238,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 def test_a_step_is_a_turn_of_all_optimizers_and_no_handler_catches_its_end(tmp_path: Path) -> None:
     done = run_dry(LOOP, tmp_path, "--dry-steps", "5")
     assert done.status == 0, done.errors
@@ -247,6 +258,7 @@ for i in range(100):
 """
 
 
+@pytest.mark.thorough
 def test_marks_end_steps_and_growth_is_said(tmp_path: Path) -> None:
     done = run_dry(MARKS, tmp_path)
     assert done.json["steps_run"] == 20 and done.json["ended"] == "steps"
@@ -254,12 +266,14 @@ def test_marks_end_steps_and_growth_is_said(tmp_path: Path) -> None:
     assert "each step holds 3.8 MiB more than the one before" in done.errors
 
 
+@pytest.mark.thorough
 def test_threads_of_a_script_that_was_ended_are_left(tmp_path: Path) -> None:
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
     done = run_dry(thread + MARKS, tmp_path, "--dry-steps", "2")
     assert done.status == 0 and done.json["steps_run"] == 2
 
 
+@pytest.mark.thorough
 def test_a_recording_is_a_file_that_stays(tmp_path: Path) -> None:
     done = run_dry(TRAINER, tmp_path, "--record", "run.umem.gz", arguments=("--gpu", "0"))
     assert done.status == 0, done.errors
@@ -267,6 +281,7 @@ def test_a_recording_is_a_file_that_stays(tmp_path: Path) -> None:
     assert trace.backend == "software" and trace.peak_bytes > 12 << 20
 
 
+@pytest.mark.thorough
 def test_managed_memory_moves(tmp_path: Path) -> None:
     options = ("--mode", "managed", "--vram", "16MiB")
     done = run_dry(TRAINER, tmp_path, *options, arguments=("--gpu", "0"))
@@ -274,6 +289,7 @@ def test_managed_memory_moves(tmp_path: Path) -> None:
     assert done.json["fits"] and done.json["mode"] == "managed" and done.json["moved_bytes"] > 0
 
 
+@pytest.mark.thorough
 def test_a_module_and_json_on_standard_output(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("import cupy\ncupy.ones(1 << 20)\n")
     done = umem_run("--dry", "t4", "--json", "-", "-m", "module", cwd=tmp_path)
@@ -281,6 +297,7 @@ def test_a_module_and_json_on_standard_output(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["peak_bytes"] == 8 << 20
 
 
+@pytest.mark.thorough
 def test_processes_of_the_script_are_dry(tmp_path: Path) -> None:
     program = """
         import os
@@ -297,6 +314,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_go_with_a_dry_run_is_refused_by_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("open('ran', 'w')")
@@ -314,6 +332,7 @@ BAD = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", BAD)
 def test_bad_options_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("open('ran', 'w')")
@@ -336,11 +355,13 @@ def features() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [feature.__name__ for feature in dry_features.FEATURES])
 def test_features_say_dry_what_they_say_real(name: str, features: dict[str, Any]) -> None:
     assert features["dry"][name] == features["real"][name]
 
 
+@pytest.mark.thorough
 def test_a_kernel_is_compiled_for_the_first_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def until(path: Path, process: subprocess.Popen[bytes]) -> None:
 # -- one compiles for all ----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @needs_compiler
 def test_two_hundred_processes_compile_a_kernel_once(tmp_path: Path, compiles: Path) -> None:
     program = f"""

@@ -117,6 +117,7 @@ print("same")
 """
         assert run(program, kernel_cache) == "same\n"
 
+    @pytest.mark.thorough
     def test_sums_are_added_up_as_on_a_gpu_in_blocks(self, kernel_cache: Path) -> None:
         program = """
 x = cp.full((1000, 1000), 1000, "f4")
@@ -124,6 +125,7 @@ print(float(x.sum()))
 """
         assert run(program, kernel_cache) == "1000000000.0\n"
 
+    @pytest.mark.thorough
     def test_raw_kernels_run_with_shared_memory_barriers_and_atomics(
         self, kernel_cache: Path
     ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from project import ROOT
 
 PACKAGES = (ROOT / "umem", ROOT / "umem_software_gpu")
@@ -54,6 +55,7 @@ def owners(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
             yield node, owner
 
 
+@pytest.mark.thorough
 def test_long_functions_say_what_they_do() -> None:
     silent = [
         f"{path}:{node.lineno} {node.name}"
@@ -70,6 +72,7 @@ def test_long_functions_say_what_they_do() -> None:
     assert not silent
 
 
+@pytest.mark.thorough
 def test_docstrings_begin_with_what_something_does_or_is() -> None:
     wrong = [
         f"{path}:{line} {text[:60]}"

@@ -46,6 +46,7 @@ def test_script_trains_on_the_cpu_if_asked():
     assert re.fullmatch(r"9\d\.\d% of the test nodes' labels found\n", done.stdout), done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(chainer.backends.cuda.available, reason="there is a CUDA device")
 def test_script_trains_on_a_virtual_gpu_and_says_so():
     done = run()

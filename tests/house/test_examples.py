@@ -51,6 +51,7 @@ def test_before_renting_a_gpu_the_largest_batch_that_fits_is_found(tmp_path: Pat
     assert largest["peak_bytes"] < 256 << 20
 
 
+@pytest.mark.thorough
 @needs_cupy
 @pytest.mark.parametrize(("sizes", "fits"), [((), True), (("--hidden", "1920"), False)])
 def test_a_billion_parameters_do_not_fit_as_they_are(
@@ -67,6 +68,7 @@ def test_a_billion_parameters_do_not_fit_as_they_are(
     assert fits or "network.py" in found["failure"]["line"]
 
 
+@pytest.mark.thorough
 @needs_cupy
 def test_the_masked_language_model_runs_dry(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
@@ -152,6 +154,7 @@ def test_two_ranks_train_the_same_model(tmp_path: Path) -> None:
     assert float(row.split()[2]) > 0.95 and last == "all ranks have the same weights: True"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "path", [p for p in EXAMPLES if p.stem not in ON_NUMPY], ids=lambda path: path.stem
 )

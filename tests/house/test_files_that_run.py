@@ -72,6 +72,7 @@ def alone(*, planned: bool) -> set[str]:
         return executor.submit(files_until_dropped, planned=planned).result()
 
 
+@pytest.mark.thorough
 def test_few_files_run_until_an_array_is_dropped() -> None:
     assert len(alone(planned=False)) <= 22
 

@@ -122,6 +122,7 @@ def refused(importer: str, module: str) -> str | None:
     return None
 
 
+@pytest.mark.thorough
 def test_imports_flow_down() -> None:
     wrong = [
         f"{importer} imports {module}: {why}"
@@ -177,6 +178,7 @@ def test_no_two_files_bear_the_same_name() -> None:
     assert not {stem: found for stem, found in places.items() if len(set(found)) > 1}
 
 
+@pytest.mark.thorough
 def test_no_two_classes_bear_the_same_name() -> None:
     names = Counter(
         node.name

@@ -75,6 +75,7 @@ def test_four_ranks_of_a_graph_in_parts_hold_and_send_what_is_planned(tmp_path: 
     assert "the time leaves out the communication between ranks" in ended[1].err
 
 
+@pytest.mark.thorough
 def test_communicators_of_nccl_hold_what_they_do(tmp_path: Path) -> None:
     ended = [
         run(tmp_path, NCCL, *options, n=2)
@@ -84,6 +85,7 @@ def test_communicators_of_nccl_hold_what_they_do(tmp_path: Path) -> None:
     assert ended[0].of(0) == ended[1].of(0) and ended[0].of(1) == ended[1].of(1)
 
 
+@pytest.mark.thorough
 def test_one_rank_without_room_ends_all_with_the_status_of_what_does_not_fit(
     tmp_path: Path,
 ) -> None:

@@ -285,6 +285,7 @@ with umem.managed(upstream=theirs.malloc):
     ]
 
 
+@pytest.mark.thorough
 @needs_software_gpu
 def test_umem_run_explains_an_error_that_ends_the_script(tmp_path: Path) -> None:
     script = tmp_path / "big.py"

@@ -99,6 +99,7 @@ def plans_of(trace: Trace, gpu: GpuSpec) -> list[Solution]:
     return [*found, problem.within(middle), timed.within(middle, link=link)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_operation_under_a_plan_finds_what_it_found_before(tmp_path: Path, seed: int) -> None:
     dropout = 0.3 * (seed % 2)

@@ -48,6 +48,7 @@ def plans_of(graph: Graph) -> list[Plan]:
     return [*found, plan(graph, budget, link=Link(5.0, 5.0))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_action_has_the_bytes_that_the_referee_counts(seed: int) -> None:
     graph = some_graph(seed)

@@ -537,6 +537,7 @@ def test_a_trace_with_hardly_anything_in_it_has_a_page(
     assert browser.errors == []
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_small_tensors_are_folded_and_workspace_is_a_band_of_its_own(
     browser: Browser, tmp_path: Path

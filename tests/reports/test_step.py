@@ -389,6 +389,7 @@ def check_trace_events(content: Any) -> None:
             assert event["ph"] == "i" and event["s"] in ("g", "p", "t")
 
 
+@pytest.mark.thorough
 @given(traces(max_events=40))
 @settings(deadline=None, max_examples=40)
 def test_the_export_keeps_to_the_format(trace: Trace) -> None:

@@ -38,6 +38,7 @@ def alive_by_looking(events: list[Event], place: int) -> dict[int, Alloc]:
     return found
 
 
+@pytest.mark.thorough
 @given(traces(MOST))
 @settings(deadline=None)
 def test_the_bytes_in_use_are_those_of_what_is_alive_and_of_workspace(trace: Trace) -> None:

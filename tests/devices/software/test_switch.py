@@ -417,6 +417,7 @@ def old_cupy(folder: Path) -> str:
     return "the software GPU supports CuPy 13.6 for CUDA 11, 13.6 and 14 for CUDA 12"
 
 
+@pytest.mark.thorough
 @is_installed
 @pytest.mark.parametrize("cupy", [no_cupy, old_cupy])
 def test_pytest_says_which_cupy_it_needs(tmp_path: Path, cupy: Callable[[Path], str]) -> None:
@@ -460,6 +461,7 @@ def test_pytest_can_turn_it_off(tmp_path: Path) -> None:
 HINT = "CuPy without a GPU: pytest --software-gpu t4 runs CuPy's tests on host memory (umem)"
 
 
+@pytest.mark.thorough
 @is_installed
 @needs_cupy
 @pytest.mark.skipif(any(map(glob, plugin.DEVICES)), reason="there may be a GPU")

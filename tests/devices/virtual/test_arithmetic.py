@@ -94,6 +94,7 @@ def step_seconds(gpu: str, dtype: str, product: bool) -> float:
     return found
 
 
+@pytest.mark.thorough
 def test_the_virtual_gpu_s_products_go_by_their_dtype() -> None:
     work = 2 * 512**3
     assert step_seconds("t4", "f4", True) == pytest.approx(work / (0.6 * 8.1 * TERA))

@@ -113,6 +113,7 @@ def test_the_comparison_finds_what_differs() -> None:
     assert difference({**exact, "error": "KeyError"}, exact)
 
 
+@pytest.mark.thorough
 def test_a_large_call_says_dry_what_it_says_with_arithmetic(tmp_path: Path) -> None:
     _, recorded = read(RECORDED.read_text("utf-8").splitlines())
     names = list(dict.fromkeys(name for name, _ in recorded))[::EVERY]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import software_programs as programs
 from software_programs import needs_software_gpu
 
@@ -15,6 +16,7 @@ import cupy as cp
 """
 
 
+@pytest.mark.thorough
 @needs_software_gpu
 def test_a_mask_of_few_unknown_flags_selects_all_rows(tmp_path: Path) -> None:
     program = """
@@ -27,6 +29,7 @@ print(bool(cp.isnan(sums).any()), bool(cp.isfinite(sums).all()), bool((sums > 5)
     assert shown == ["(800, 700) (800, 700) (800,)", "False True False"]
 
 
+@pytest.mark.thorough
 @needs_software_gpu
 def test_copies_of_counts_count_as_much(tmp_path: Path) -> None:
     program = """
@@ -37,6 +40,7 @@ print(sparse.diags([x, x[1:]], [0, 1]).tocsr().data.shape)
     assert programs.lines(program, tmp_path, start=START) == ["(600000,)"]
 
 
+@pytest.mark.thorough
 @needs_software_gpu
 def test_a_product_by_entries_has_no_fewer_than_it_can_have(tmp_path: Path) -> None:
     program = """
@@ -50,6 +54,7 @@ print(len(found.data) >= host.nnz, len(found.indices) >= host.nnz)
     assert programs.lines(program, tmp_path, start=START) == ["True True"]
 
 
+@pytest.mark.thorough
 @needs_software_gpu
 def test_libraries_whose_work_is_left_out_report_success_and_all_entries(tmp_path: Path) -> None:
     program = """

@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from umem.errors import AccumulationWarning
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("name", LOSSES)
 def test_micro_batches_give_the_gradient_of_the_whole(name: str, size: int) -> None:
@@ -47,6 +48,7 @@ def test_what_umem_does_not_know_is_refused_with_its_line_and_weight(name: str, 
     refuse(LOSSES[name], told, micro_batch=size)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LOSSES)
 def test_an_updater_does_so_in_single_precision_one_sample_at_a_time(name: str) -> None:
     net = Net(LOSSES[name], np.float32)
@@ -64,6 +66,7 @@ COUNTS_APART = {"two means", "two counts and a penalty", "a mean and a sum", *(
 CUTS = (slice(0, 4), slice(4, 5), slice(5, 11))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - COUNTS_APART))
 def test_three_calls_of_update_make_one_with_the_gradient_of_all(name: str) -> None:
     net = Net(LOSSES[name])

@@ -241,6 +241,7 @@ def all_steps(net: Any, xs: Any, ts: Any) -> Any:
 BUCKETS = sentences(*[5] * 8), sentences(1, 2, 3, 4, 5, 2, 1, 4), sentences(3, 3, 3, 3, 2, 2, 2, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("loss", [each_step, backwards, all_steps])
 def test_sequences_that_are_padded_before_they_are_cut_are_exact(loss: Any, size: int) -> None:
@@ -248,6 +249,7 @@ def test_sequences_that_are_padded_before_they_are_cut_are_exact(loss: Any, size
     assert max(apart_after(Words, loss, batches, micro_batch=size)) < 1e-12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(
     ("loss", "told"),

@@ -35,6 +35,7 @@ def check(seeds: Iterable[int]) -> None:
     assert sum(accepted) >= int(LEAST_ACCEPTED * len(accepted)) > 0
 
 
+@pytest.mark.thorough
 def test_twenty_random_losses_are_right_or_refused() -> None:
     check(range(20))
 

@@ -84,6 +84,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, chosen: list[Program], accumulate:
 BY_SAMPLES, BY_WEIGHT = "len(x)", "float(r.sum())"
 
 
+@pytest.mark.thorough
 def test_every_class_and_way_and_nearly_every_family_come_up() -> None:
     assert {one.grade for one in programs()} == {"known", "weight", "wrong", "other"}
     assert {one.how for one in programs()} == {*WAYS}

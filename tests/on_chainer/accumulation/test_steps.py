@@ -247,6 +247,7 @@ class Small(Net):
         return loss
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 @pytest.mark.parametrize("error", [OutOfMemoryError, MemoryError])
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
@@ -332,6 +333,7 @@ SCALES: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("kind", ["micro_batch", "steps", "by hand"])
 @pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")

@@ -70,6 +70,7 @@ WITH: dict[str, Callable[[Any, Any], AbstractContextManager[Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 @pytest.mark.parametrize("size", [8, 11])
 @pytest.mark.parametrize("name", WITH)
@@ -92,6 +93,7 @@ EIGHT_BITS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EIGHT_BITS)
 def test_states_of_8_bits_are_updated_once(name: str) -> None:
     whole, _ = trained(EIGHT_BITS[name], WITH["nothing"], None, ratio=0)

@@ -151,6 +151,7 @@ X, T = some(16)
 NONE, ONE_EACH = np.full_like(T, -1), np.where(np.arange(16) % 4, -1, 1).astype("i")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [{"micro_batch": 4}, {"micro_batch": 1}, {"steps": 1}])
 @pytest.mark.parametrize("labels", [[T, NONE, T], [NONE, T], [ONE_EACH], [NONE]])
 def test_a_part_of_0_adds_nothing(labels: Any, how: Any) -> None:
@@ -264,6 +265,7 @@ TERMS = {
 WEIGHTS = {"rows": samples, "labels": labelled, "sum": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("size", [1, 4, 20])
 def test_each_term_of_a_dictionary_goes_by_its_own_weight(size: int, check: bool) -> None:

@@ -113,6 +113,7 @@ def test_mixed_precision_goes_in_chunks_of_the_copy(name: str) -> None:
     check(make, [(LARGE,), (3, 3)], "float16")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "layout", [np.asfortranarray, lambda a: np.repeat(a, 2, axis=-1)[..., ::2]]
 )

@@ -104,6 +104,7 @@ def convolutions(draw: Any) -> tuple[bool, dict[str, Any], list[np.ndarray], str
     return is_back, options, arrays, dtype
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(convolutions(), st.sampled_from([1, 300, 3_000, 30_000, 1 << 30]))
 def test_every_convolution_is_chainers_up_to_rounding(

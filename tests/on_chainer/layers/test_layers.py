@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 names = pytest.mark.parametrize("name", layer_cases.LAYERS)
 
 
+@pytest.mark.thorough
 @names
 @pytest.mark.parametrize("dtype", ["e", "f", "d"])
 def test_gradients_are_those_of_central_differences(name: str, dtype: str) -> None:

@@ -62,6 +62,7 @@ def both(folder: Path, make: Any, **options: Any) -> umem.chainer.Offload:
     return offload
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_no_bit_changes(name: str, tmp_path: Path) -> None:
     both(tmp_path, name)
@@ -232,6 +233,7 @@ class Around(chainer.Chain):
         return F.softmax_cross_entropy(h, t)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 @pytest.mark.parametrize(
     "apply", [forgotten, checkpointed, counted, gone_backward_inside, masked, pooled, viewed]

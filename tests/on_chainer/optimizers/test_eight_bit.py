@@ -96,6 +96,7 @@ def assert_same(one: dict[str, Array], other: dict[str, Array]) -> None:
 # -- that it trains ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lazy", [False, True], ids=["sized", "lazy"])
 @pairs
 def test_it_trains_as_chainers_does(small: Any, whole: Any, lazy: bool) -> None:

@@ -52,6 +52,7 @@ def updated(step: Step, x: Array, count: int) -> list[Array]:
     return [x, *(part for state in states for part in (state.codes, state.scales))]
 
 
+@pytest.mark.thorough
 @needs_numba
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 140_001])

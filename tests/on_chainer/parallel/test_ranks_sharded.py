@@ -27,6 +27,7 @@ def test_every_optimizer_has_the_bits_of_the_whole(tmp_path: Path) -> None:
     assert not any(run(3, tmp_path, "optimizers"))
 
 
+@pytest.mark.thorough
 def test_adam_in_32_and_8_bits_has_the_bits_of_the_whole(tmp_path: Path) -> None:
     assert not any(run(2, tmp_path, "adams"))
 

@@ -68,6 +68,7 @@ def state_bytes(optimizer: Any, rank: int, count: int) -> int:
     return total
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 @pytest.mark.parametrize(
     "kind", [chainer.optimizers.Adam, umem.chainer.optimizers.Adam8bit], ids=["adam", "8bit"]

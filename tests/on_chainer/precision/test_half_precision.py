@@ -216,6 +216,7 @@ def test_a_recorded_step_shows_halves() -> None:
 # -- losses ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("make", [images, text])
 def test_losses_are_those_of_float32_within_two_percent(make: Any, seed: int) -> None:

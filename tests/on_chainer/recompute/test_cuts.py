@@ -155,6 +155,7 @@ def numbers(name: str, memory: Any, xp: Any = np, *, steps: int = 7, norm: bool 
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_that_was_cut_has_the_numbers_of_plain_chainer(name: str, norm: bool) -> None:

@@ -263,6 +263,7 @@ def test_a_function_that_goes_backward_inside_under_a_flag_is_found_while_it_is_
     assert memory.planned_count
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.RecomputeWarning")
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
 def test_a_value_that_was_cut_in_one_pass_is_exact_in_the_next(cut_at: int) -> None:

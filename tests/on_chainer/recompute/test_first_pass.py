@@ -115,6 +115,7 @@ class Peak:
         return planned
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("extra", [1.25, 2.0])
 def test_the_first_pass_takes_little_more_than_its_budget(
     extra: float, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +138,7 @@ def test_the_first_pass_takes_little_more_than_its_budget(
     assert peak.nbytes + constant < 1.1 * budget + objects
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("budget", ["min", 1])
 def test_no_bit_of_the_first_passes_changes(name: str, budget: Any) -> None:

@@ -98,6 +98,7 @@ def test_a_budget_without_room_for_gaps_gets_the_plan_of_the_least_peak(graph: S
         plan(graph, lowest - 1, gaps)
 
 
+@pytest.mark.thorough
 def test_a_plan_has_no_more_than_the_card_and_an_error_is_only_of_the_budget(
     graph: SeenGraph,
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_pass_that_learns_keeps_as_few_as_can_be_once_memory_has_run_out(
     assert kept(runs_out=True) < kept(runs_out=False)
 
 
+@pytest.mark.thorough
 def test_shares_and_min_have_no_gaps(graph: SeenGraph) -> None:
     gaps = expected()
     for budget in (0.7, None):

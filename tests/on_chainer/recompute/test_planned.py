@@ -139,6 +139,7 @@ def test_dropout_masks_are_packed_and_come_back() -> None:
     assert pack(np.ones((3, 4)).T) is None
 
 
+@pytest.mark.thorough
 def test_the_peak_falls_as_predicted() -> None:
     memory = umem.chainer.Recompute("min")
     train(Deep, memory, data=larger, steps=4)
@@ -333,6 +334,7 @@ class Locals(chainer.Chain):
         return F.mean(x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("make", "share"), [(Deep, 0.6), (Locals, 0.5)])
 def test_the_first_pass_evicts(make: Any, share: float) -> None:
     data = larger if make is Deep else lambda rng: np.repeat(wide(rng), 64, axis=0)

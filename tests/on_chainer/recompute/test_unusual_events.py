@@ -286,6 +286,7 @@ PLAYED: dict[str, list[Played]] = {
 CASES = [(row, number) for row, cases in PLAYED.items() for number in range(len(cases))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("row", "number"), CASES, ids=[f"{row} {n}" for row, n in CASES])
 def test_a_pass_is_in_the_state_that_the_table_says(
     row: str, number: int, watched: Watched
@@ -347,6 +348,7 @@ def table() -> list[list[str]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", [row[0] for row in table()])
 def test_a_row_is_played_or_has_a_test_of_its_name(row: str) -> None:
     names = {

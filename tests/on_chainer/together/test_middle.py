@@ -62,6 +62,7 @@ SCALES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::umem.errors.AccumulationWarning")
 @pytest.mark.parametrize("by_hand", [False, True], ids=["loss", "by hand"])
 @pytest.mark.parametrize("scale", SCALES)
