@@ -1,27 +1,28 @@
 """Chainer under umem: importing this package imports Chainer through the compatibility layer.
 
-`__all__` is for users. What follows it is for other rooms: techniques that are turned on from
-outside, the demo's workload, a dry run's steps, and the tap, by which anybody follows Chainer.
+`__all__` is for users. The names after it are for umem's other packages: techniques that are
+turned on from outside, the demo's workload, a dry run's steps, and the tap, which reports Chainer's
+events.
 
-    tap.py                  replaces Chainer's functions while somebody listens, and tells
-                            subscribers what happens
+    tap.py                  replaces Chainer's functions while there are subscribers, and tells
+                            them of each event
     recompute/              keeps a training run under a budget
     checkpointing/          recomputes by hand
     offload/                moves saved tensors one tier down and back
-    saved/                  knows the saved tensors on Chainer's tape, and the offload targets
+    saved/                  finds the saved tensors on Chainer's tape, and has the offload targets
     lookahead/              prefetches managed memory by a plan
     chunking/               computes convolutions, poolings and batch normalisation in parts
     precision/              trains in float16, and stores in bfloat16
     accumulation/           computes the gradient of a batch in parts
     optimizers/             keeps optimizer states in 8 bits
-    layers/                 has smaller layers, and exchanges layers for them
+    layers/                 has smaller layers, and replaces a model's layers by them
     quantization/           makes models in 8 or 4 bits
-    distillation/           has a student learn from a teacher
+    distillation/           trains a student with a teacher
     parallel/               trains on several ranks
     resume/                 saves a run and restores it
-    framework.py            is Chainer's record in the table of frameworks
+    framework.py            registers Chainer in the table of frameworks
     source.py               is the source of recordings
-    function_facts.py       has the facts about a function that recordings and running passes share
+    function_facts.py       has facts about functions, shared by recordings and running passes
     function_kernels.py     says which kernels a function launches on CuPy
     function_arithmetic.py  says which functions are matrix products, and in which type
     flops.py                estimates a function's operations and memory traffic
@@ -31,21 +32,20 @@ outside, the demo's workload, a dry run's steps, and the tap, by which anybody f
     parameters_once.py      lists each parameter once, and views a model with other parameters
     finite.py               finds infinities, NaN and numbers that are too large
     agreement.py            makes the decisions that ranks of one model must make alike
-    uploading.py            writes values of the host into arrays of NumPy or CuPy
-    at_setup.py             turns techniques on as a program sets its optimizers up
+    uploading.py            writes host values into arrays of NumPy or CuPy
+    at_setup.py             turns techniques on when a program sets up its optimizers
     current_device.py       is `device`, the Chainer device of the current umem device
     gcn.py                  has graph convolutions
     memory_report.py        is `MemoryReport`, a trainer extension
     demo_workload.py        is the workload of ``umem demo``
-    dry_training.py         tells a dry run of optimizers' turns and of a Trainer's extensions
+    dry_training.py         reports optimizers' updates and a Trainer's extensions to a dry run
     dry_initializers.py     leaves large parameters at zero in a dry run
-    host_time.py            tells a software GPU the time of Chainer's own Python
+    host_time.py            reports the time of Chainer's own Python code to a software GPU
 
 - The tap is the only file that replaces Chainer's functions. Subscribers come and go in any order.
 - A feature that is on until ``undo()`` or the end of ``with`` is a `Switch` (_common/switch.py).
   `workspace` is a scope (_common/scopes.py). `Recompute`, `Offload` and `accumulate` are neither:
-  they may be entered again, or calls in them wait for others.
-- In examples and docs write ``import umem.chainer``; ``from umem import chainer`` would hide
+  they may be entered again, or their calls wait for others.
   Chainer.
 """
 

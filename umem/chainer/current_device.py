@@ -12,8 +12,8 @@ from umem.devices import current_device
 def device() -> Any:
     """Return the Chainer device for ``model.to_device`` and ``using_device``.
 
-    Where the arithmetic runs on NumPy, as on a virtual GPU, that is NumPy's; elsewhere it is CuPy's
-    with the same ordinal.
+    If NumPy does the arithmetic, as on a virtual GPU, this is NumPy's device; elsewhere it is
+    CuPy's with the same ordinal.
 
     Raises:
         DeviceNotFoundError: there is no CUDA device, and no virtual GPU is open.

@@ -22,37 +22,38 @@ from umem.units import MIB
 class MemoryReport(training.Extension):
     """Reports memory and time, for LogReport and PrintReport: ``trainer.extend(MemoryReport())``.
 
-    - ``memory/current_MiB``: arrays that are alive now;
-    - ``memory/peak_MiB``: the most that were alive at once since the run began, and
-      ``memory/parameters_MiB``, ``gradients``, ``state`` (optimizer's and normalisation's),
-      ``activations``, ``inputs``: what that peak was made of. These five add up to it;
+    - ``memory/current_MiB``: live arrays;
+    - ``memory/peak_MiB``: the most that were live at once since the run began, and
+      ``memory/parameters_MiB``, ``gradients``, ``state`` (the optimizer's and normalisation's),
+      ``activations``, ``inputs``: the parts of that peak, which add up to it;
     - ``memory/pools_peak_MiB``, on a GPU only: the most that arrays used of CuPy's pools since the
-      run began, workspace included, measured; ``memory/reserved_MiB``: what the pools have
-      reserved (both never run on a real GPU yet);
-    - ``time/step_s``: from report to report, evaluation and data loading included, per update;
-    - ``time/whole_run_min``: the minutes of the whole run, in three figures, what is done of it
-      included, by its rate so far (its first update left out), where the trainer stops after so
-      many epochs or updates. An EarlyStoppingTrigger's is the longest it may take; others report
-      nothing;
-    - ``data/hit_rate``, ``data/memory_MiB``, ``data/waited_s`` and ``data/raw_MiB`` (of arrays
-      loaded, what no codec made smaller), where there is a `umem.data.cached`: since it was made.
+      run began, workspace included, measured; ``memory/reserved_MiB``: the memory that the pools
+      have reserved (neither has run on a real GPU yet);
+    - ``time/step_s``: seconds per update since the last report, evaluation and data loading
+      included;
+    - ``time/whole_run_min``: the estimated minutes of the whole run, in three figures, including
+      the part already done, from the rate so far without the first update. It is reported if the
+      trainer stops after a number of epochs or updates; for an EarlyStoppingTrigger it is the
+      longest time;
+    - ``data/hit_rate``, ``data/memory_MiB``, ``data/waited_s`` and ``data/raw_MiB`` (of loaded
+      arrays that no codec made smaller), if there is a `umem.data.cached`: since it was made.
 
-    Other bytes are those of arrays that Chainer's functions of this thread see, without the
-    workspace of operations, which on NumPy only a trace has.
+    Other bytes count the arrays that Chainer's functions of this thread see, without the workspace
+    of operations; on NumPy only a trace has it.
 
-    LogReport prints means: give both the same trigger, and its figures are those of the moment.
+    LogReport prints means: give both the same trigger, and its figures are the current ones.
 
     Args:
-        trigger: when to report, as `Trainer.extend` takes it.
-        record: a file to write a trace of the third update to, for ``umem report``; the fourth is
-            slowed down to measure workspace.
+        trigger: when to report, as for `Trainer.extend`.
+        record: a file for a trace of the third update, for ``umem report``; the fourth is slowed
+            down to measure workspace.
         force: overwrite that file.
 
     Raises:
-        TraceError: there is a file of that name, or it cannot be written; by the constructor,
-            and again when training begins.
+        TraceError: the file exists or cannot be written; raised by the constructor, and again when
+            training begins.
 
-    Cost: that of a recorder with a listener (bench/overhead.py). Snapshots hold the peak.
+    Cost: a recorder with a listener (bench/overhead.py). Snapshots hold the peak.
     """
 
     priority = training.PRIORITY_WRITER
@@ -75,7 +76,7 @@ class MemoryReport(training.Extension):
         self._before = np.zeros(1 + len(NAMES), np.int64)  # the peak of runs resumed from
         self._stack = ExitStack()
 
-    # -- what the trainer calls ------------------------------------------------------------
+    # -- called by the trainer ---------------------------------------------------------------
 
     def initialize(self, trainer: Any) -> None:
         """Start following the run; called by the trainer."""
@@ -100,7 +101,7 @@ class MemoryReport(training.Extension):
         self._stack.close()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the peak; a snapshot from before this extension has none."""
+        """Save or load the peak; a snapshot made without this extension has none."""
         try:
             self._before = serializer("peak", self._peak())
         except KeyError:
@@ -109,7 +110,7 @@ class MemoryReport(training.Extension):
     # -- memory ----------------------------------------------------------------------------
 
     def _peak(self) -> Any:
-        """Return the peak and its parts; that of an earlier run if it was higher."""
+        """Return the peak and its parts, or an earlier run's if that was higher."""
         found = np.array([self._tally.peak_bytes, *self._tally.at_peak.values()], np.int64)
         return found if found[0] >= self._before[0] else self._before
 

@@ -2,7 +2,7 @@
 
 A rule of Chainer computes with whole arrays: its temporaries are as large as the parameter, and
 each of its dozen operations reads and writes main memory. An elementwise rule gives the same bits
-on one chunk after another, which stay in the processor's cache.
+chunk by chunk, and chunks stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from umem.trace.recording import BlockMeter, HostMeter
 CHUNK_BYTES = 512 << 10
 """Bytes of parameter, gradient and state together that are updated at once.
 
-With the temporaries they stay in the cache of one core, of one or two MiB on processors of today;
-of smaller ones the time of a call for each operation is more than what the cache saves
-(bench/updates.py).
+With the temporaries they stay in the cache of one core, one or two MiB on today's processors. With
+smaller chunks, calling each operation costs more time than the cache saves (bench/updates.py).
 """
 CHUNKED_RULES = (
     "SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "AdaGrad", "AdaDelta", "Adam",
@@ -34,22 +33,22 @@ _RULES: dict[type, Any] = {
     rule: rule.update_core_cpu
     for rule in (type(getattr(optimizers, name)().create_update_rule()) for name in CHUNKED_RULES)
 }
-"""For each of Chainer's update rules, its method; subclasses may compute anything else."""
+"""The method of each of Chainer's update rules; subclasses may compute anything else."""
 _OWN = ("update_core", "update_core_cpu")
 
 
 def chunked_updates() -> ChunkedUpdates:
     """Make Chainer's optimizers update NumPy arrays in chunks that fit the cache, until closed.
 
-    It is on until ``close()`` of what is returned, or until the end of ``with`` it. Under
-    `umem.chainer.Recompute` it is on anyway.
+    Close the returned handle with ``close()``, or use it in ``with``. `umem.chainer.Recompute`
+    always updates in chunks.
 
-    For SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, AdaGrad, AdaDelta, Adam with all of its
-    variants, MSVAG, RMSprop, RMSpropGraves and SMORMS3: parameters and state are the same bits,
-    temporaries at most 1.5 MiB instead of some times the largest parameter, and large parameters
-    take less time (bench/updates.py). Other rules, such as one of your own or a subclass, rules
-    that were given another ``update_core_cpu``, hooks, and arrays that are not NumPy's are left as
-    they are. State arrays are changed in place, also by SMORMS3, which makes new ones in Chainer.
+    Supports SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, AdaGrad, AdaDelta, Adam with all of
+    its variants, MSVAG, RMSprop, RMSpropGraves and SMORMS3. Parameters and state are the same bits.
+    Temporaries take at most 1.5 MiB instead of some times the largest parameter, and large
+    parameters take less time (bench/updates.py). Other rules, such as your own or a subclass, rules
+    with a replaced ``update_core_cpu``, hooks, and arrays that are not NumPy's run as before. State
+    arrays are changed in place, also by SMORMS3, which makes new ones in Chainer.
 
     Cost: about 3 us more for each small parameter. Thread-safety: for the process; any thread may
     close it.
@@ -78,7 +77,7 @@ class ChunkedUpdates(Subscriber, Switch):
 def update_in_chunks(proceed: Proceed, rule: Any, parameter: Any) -> None:
     """Update one parameter by its rule, in chunks if that gives the same bits.
 
-    Raises what the rule raises, which is the same for each element, before anything has changed.
+    Raises the rule's own errors, which are the same for each element, before anything has changed.
     """
     arrays = _arrays_of(rule, parameter)
     if _goes_in_chunks(rule, arrays):
@@ -95,7 +94,7 @@ def _arrays_of(rule: Any, parameter: Any) -> list[Any]:
 def _goes_in_chunks(rule: Any, arrays: list[Any]) -> bool:
     """Tell whether an update of some arrays runs in chunks.
 
-    They are large and apart, and the rule is one of Chainer's: an overridden one may do anything.
+    They are large and distinct, and the rule is Chainer's own: an overridden one may do anything.
     """
     if not _are_alike(arrays) or sum(array.nbytes for array in arrays) <= CHUNK_BYTES:
         return False
@@ -182,7 +181,7 @@ def state_bytes(rule: Any) -> int:
 class _Measurement:
     """Measures the workspace of one update, or hook, by the meter of its arrays' memory.
 
-    The optimizer state that the update makes is not workspace.
+    Optimizer state that the update creates is not workspace.
     """
 
     def __init__(self, rule: Any, meter: BlockMeter) -> None:
@@ -284,9 +283,9 @@ class OptimizerFacts:
         return known if known is not None and known.parameter() is parameter else None
 
     def update(self, update: Callable[[], None], parameter: Any) -> None:
-        """Update a parameter, and record its bytes; the workspace of its first update is measured.
+        """Update a parameter, and record its bytes and the workspace of its first update.
 
-        Where the allocator of its array cannot be measured, workspace is taken to be 0.
+        If the allocator of its array cannot be measured, workspace counts as 0.
         """
         known = self._known(parameter)
         workspace = whole = 0

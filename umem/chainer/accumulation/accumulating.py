@@ -1,4 +1,4 @@
-"""`accumulate`: several calls of an optimizer's update make one, or one is taken in parts."""
+"""`accumulate`: several calls of an optimizer's update make one, or one call runs in parts."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ _on: list[accumulate] = []
 class accumulate(Subscriber):
     """Accumulate an optimizer's gradient over micro-batches or calls of update, then update once.
 
-    ``with umem.chainer.accumulate(optimizer, steps=16): ...`` makes of 16 calls of
-    ``optimizer.update`` one: with a loss function, or after ``cleargrads`` and ``backward`` by
-    hand. ``accumulate(optimizer, micro_batch=4)`` takes the arguments of each
-    ``optimizer.update(lossfun, *args)`` in parts of 4 samples. Either is on inside of a with
-    statement, or from `enable` to `disable`.
+    With ``umem.chainer.accumulate(optimizer, steps=16)`` 16 calls of ``optimizer.update`` make one
+    update; call it with a loss function, or after your own ``cleargrads`` and ``backward``. With
+    ``accumulate(optimizer, micro_batch=4)`` each ``optimizer.update(lossfun, *args)`` runs in parts
+    of 4 samples. Use either in a with statement, or from `enable` to `disable`.
 
-    The gradient is that of the whole batch, not a mean of means: each part is weighted by its share
-    of what each term of the loss is divided by. That is known for Chainer's losses that average and
-    for `F.mean`; of everything else ``weight=`` says it, or the loss is refused. In the first
-    update, and where a loss has other terms, three samples at once are compared with two and one.
+    The gradient equals the whole batch's, not a mean of means: each part is weighted by its share
+    of the divisor, separately for each term of the loss. umem knows the divisor of Chainer's
+    averaging losses and of `F.mean`; give that of any other term by ``weight=``, or the loss is
+    refused. In the first update, and when a loss has other terms, umem compares three samples at
+    once with two and one.
 
     Args:
-        optimizer: one of Chainer's that goes by gradients, set up.
-        steps: this many calls of update make one. Those left over at the end of the block make one
-            too, exactly: its gradient is that of their samples. An error that leaves the block, or
-            comes out of a call of update, drops the calls of that group.
-        micro_batch: samples of a part; the last may be short. More than the batch is the whole
-            batch.
-        weight: what the loss of a part was divided by, as a function of the loss function's
-            arguments (of none, where backward is called by hand); or 1, where the losses of parts
-            add up. For a loss function that returns a dictionary of terms, which are summed: a
-            dictionary of these by the same names, of terms that are not known.
+        optimizer: a `chainer.GradientMethod` that is set up.
+        steps: this many calls of update make one. Calls left over at the end of the block also make
+            one, with the gradient of exactly their samples. An exception that leaves the block, or
+            a call of update, drops the calls of that group.
+        micro_batch: samples of a part; the last may be shorter. If it exceeds the batch, the part
+            is the whole batch.
+        weight: the divisor of a part's loss, as a function of the loss function's arguments
+            (without arguments, if you call backward yourself); or 1, if the losses of parts add up.
+            If the loss function returns a dictionary of terms, which are summed: a dictionary with
+            these for the unknown terms, by the same names.
         check: compare three samples at once with two and one.
-        survive: where memory runs out, halve ``micro_batch``, go on with that, and do the step
-            again with the random numbers that NumPy and Python drew.
+        survive: when memory runs out, halve ``micro_batch``, and repeat the step with the same
+            random numbers of NumPy and Python.
 
-    Hooks, clipping, weight decay, the loss scale and the optimizer's ``t`` move once an update.
+    Hooks, clipping, weight decay, the loss scale and the optimizer's ``t`` run once an update.
 
     Raises:
-        SizeError: on making it: not one of ``steps`` and ``micro_batch``, or no whole number above
-            zero. In update: an empty batch, arguments of differing lengths.
+        SizeError: on construction, not exactly one of ``steps`` and ``micro_batch`` is given, or it
+            is not a whole number above zero. In update: an empty batch, arguments of differing
+            lengths.
         StateError: the optimizer has no model, or is accumulated already.
-        AccumulationError: in update: the divisor of a term is not known, or parts do not give the
-            gradient of the whole; names the term and its line. Parameters, links and the optimizer
-            are as before, gradients are cleared.
+        AccumulationError: in update, if the divisor of a term is unknown, or the parts do not give
+            the gradient of the whole; names the term and its line. Parameters, links and the
+            optimizer are as before, gradients are cleared.
 
-    Cost: no copy of gradients beside Chainer's own; with backward by hand one. The comparison has
-    two more, and takes two passes over three samples, nine times at first and three times later.
-    Thread-safety: for the optimizer's thread.
+    Cost: no copy of gradients beside Chainer's own; one, if you call backward yourself. The
+    comparison makes two more copies, and takes two passes over three samples, nine times at first
+    and three times later. Thread-safety: for the optimizer's thread.
     """
 
     place = -2
@@ -108,7 +109,7 @@ class accumulate(Subscriber):
         """Turn accumulation on until `disable`.
 
         Raises:
-            StateError: the optimizer is accumulated already, by this or another; that stays.
+            StateError: the optimizer is accumulated already, by this or another, which stays on.
         """
         if any(one.optimizer is self.optimizer for one in _on):
             raise StateError("this optimizer is accumulated already: disable that first")
@@ -136,14 +137,14 @@ class accumulate(Subscriber):
         return self.enable()
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        """Turn accumulation off; after an exception the open group is dropped without an update."""
+        """Turn accumulation off; an exception drops the open group without an update."""
         if kind is None:
             self.disable()
         else:
             self._off()
             self._group.drop()
 
-    # -- what Chainer tells ----------------------------------------------------------------------
+    # -- Chainer's events ------------------------------------------------------------------------
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
         """Handle a call of ``optimizer.update``."""
@@ -167,8 +168,8 @@ class accumulate(Subscriber):
         if self._micro is not None:
             if lossfun is None:
                 raise StateError(
-                    "micro_batch= takes optimizer.update(lossfun, *args) in parts: with gradients "
-                    "that are there already use steps="
+                    "micro_batch= splits optimizer.update(lossfun, *args) into parts: if you "
+                    "compute the gradients yourself, use steps="
                 )
             self._micro.compute_gradient(lossfun, ArgumentsBatch(*given))
             update()
@@ -209,12 +210,12 @@ def refuse_inside_of_group(model: Any, what: str) -> None:
         what: the call that would replace the model's parameters, for the message.
 
     Raises:
-        StateError: the group holds gradients of them, which would be lost.
+        StateError: the group holds their gradients, which would be lost.
     """
     own = {id(parameter) for parameter in model.params()}
     for one in _on:
         if one.count and any(id(p) in own for p in one.optimizer.target.params()):
             raise StateError(
-                f"{one.count} calls of update of a group of umem.chainer.accumulate wait for the "
-                f"others: {what} before the first of a group, or outside of its block"
+                f"{one.count} calls of update wait in an incomplete group of "
+                f"umem.chainer.accumulate: {what} before its first call, or outside of the block"
             )

@@ -16,25 +16,25 @@ from umem.chainer.accumulation.splitting import SamplesBatch
 class AccumulatingUpdater(updaters.StandardUpdater):
     """A `StandardUpdater` that computes each batch's gradient in micro-batches.
 
-    The gradient is that of the whole batch; see `umem.chainer.accumulate` for how, and for
-    ``weight``, ``check`` and ``survive``. What the loss function reports is reported
-    for the whole batch: a loss by its share, other figures by samples. Other arguments are those of
-    ``chainer.training.StandardUpdater``, by keyword.
+    The gradient equals the whole batch's; see `umem.chainer.accumulate`, also for ``weight``,
+    ``check`` and ``survive``. Values that the loss function reports are reported for the whole
+    batch: a loss by its share, other figures by samples. Pass the arguments of
+    ``chainer.training.StandardUpdater`` by keyword.
 
     Args:
-        iterator: gives the batches; of several, the one named "main".
-        optimizer: the one that is accumulated; of several, the one named "main".
-        micro_batch: samples of a part; the last may be short. More than the batch is the whole.
+        iterator: gives the batches; among several, the one named "main".
+        optimizer: the one that is accumulated; among several, the one named "main".
+        micro_batch: samples of a part; the last may be shorter. More than the batch is the whole.
 
-    A batch is converted at once, so that padding is that of the whole, and its arrays are cut; what
-    the converter does not make an array or a list of is converted part by part. Serialises as
-    StandardUpdater does, which can read it, and the other way.
+    A batch is converted at once, so that its padding is the whole batch's, and its arrays are cut.
+    If the converter returns anything but arrays or lists of them, each part is converted by itself.
+    `StandardUpdater` can read its serialised state, and the reverse.
 
     Raises:
-        SizeError: ``micro_batch`` is no whole number above zero; in update: an empty batch.
+        SizeError: ``micro_batch`` is not a whole number above zero; in update: an empty batch.
         StateError: the optimizer has no model.
-        AccumulationError: in update: parts cannot give the gradient of the whole; no update was
-            made, and the iterator has gone on.
+        AccumulationError: in update, if the parts cannot give the gradient of the whole. No update
+            was made, but the iterator has advanced.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AccumulatingUpdater(updaters.StandardUpdater):
         return self._micro.size
 
     def serialize_parts(self, serializer: Any) -> None:
-        """Save or load what `StandardUpdater` does not: the micro-batch size."""
+        """Save or load the micro-batch size, which `StandardUpdater` does not."""
         self._micro.serialize(serializer)
 
     def update_core(self) -> None:

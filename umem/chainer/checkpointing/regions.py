@@ -1,10 +1,11 @@
 """Recomputation by hand: keep a region's inputs, run it again for its backward pass.
 
 The idea is Chainer's ``F.forget``, after Chen et al., "Training Deep Nets with Sublinear Memory
-Cost" (arXiv 1604.06174). What differs: the parameters and variables that a region captures are
-inputs of its node, so that loss scaling, accumulation, ``chainer.grad`` and second derivatives
-treat them like any other; random numbers are drawn again as they were; running statistics are
-updated once; arguments and results may be anything; the second run is checked against the first.
+Cost" (arXiv 1604.06174). It differs in five ways. The parameters and variables that a region
+captures are inputs of its node, so that loss scaling, accumulation, ``chainer.grad`` and second
+derivatives treat them like any other. The second run draws the same random numbers. Running
+statistics are updated once. Arguments and results may be anything. The second run is checked
+against the first.
 """
 
 from __future__ import annotations
@@ -33,39 +34,39 @@ def checkpoint(
 ) -> Any:
     """Call ``func(*xs, **kwargs)``, keep its inputs, and recompute its saved tensors in backward.
 
-    Backward runs it a second time. Nests; second derivatives work where the functions inside have
-    them.
+    Backward calls ``func`` a second time. Calls may be nested. Second derivatives work if the
+    functions inside have them.
 
     Args:
-        func: any callable; what it captures may need gradients too. Both runs must do the same:
-            state that changes from call to call (of a stateful LSTM, say) is an argument, and
-            what is needed afterwards is a result.
-        *xs: Variables, arrays, None, anything, also nested in lists, tuples and dicts.
+        func: any callable; variables that it captures may need gradients too. Both runs must do
+            the same: pass state that changes from call to call (of a stateful LSTM, say) as an
+            argument, and return whatever you need afterwards.
+        *xs: Variables, arrays, None or any object, also nested in lists, tuples and dicts.
             Variables get gradients.
         **kwargs: the same, by name.
         preserve_rng_state: draw the same random numbers in the second run (dropout). On CuPy the
-            region draws from a generator of its own, seeded from the current one.
+            region has its own generator, seeded from the current one.
         determinism_check: compare the functions, shapes, types, captured variables and random
-            numbers of the second run with those of the first; in Chainer's debug mode, on NumPy,
-            the values of the results too.
+            numbers of both runs; in Chainer's debug mode, on NumPy, also the values of the results.
 
     Returns:
-        what ``func`` returns.
+        The result of ``func``.
 
     Raises:
-        RecomputeCountError, RecomputeShapeError, RecomputeDtypeError: in backward, where the
-            second run differs; they name the function and the line. `RecomputeError`: it reads
-            other variables or random numbers. This region has set no gradient.
-        StateError: in backward, where that goes through a Variable of the region that was not
+        RecomputeCountError, RecomputeShapeError, RecomputeDtypeError: in backward, if the second
+            run differs; they name the function and the line. `RecomputeError`: it reads other
+            variables or random numbers. The region has set no gradient.
+        StateError: in backward, if it passes through a Variable of the region that was not
             returned.
-        UnsupportedError: an argument or a result is a ChainerX array, or ``static_graph`` runs.
+        UnsupportedError: an argument or a result is a ChainerX array, or ``static_graph`` is
+            running.
 
-    Exceptions of ``func``, in either run, pass through.
+    Exceptions of ``func``, in either run, propagate.
 
-    Cost: one more forward run of the region. Memory: its inputs between forward and backward.
-    Gradients are those of a plain run bit for bit, as long as regions follow one another. Where a
-    Variable is used more than twice, in a region and in branches beside it, or under
-    ``lazy_grad_sum``, its gradient is added up in another order and may differ by rounding.
+    Cost: one more forward run of the region. Memory: its inputs, between forward and backward.
+    Gradients equal a plain run's bit for bit if regions follow one another. If a Variable is used
+    more than twice, in a region and in branches beside it, or under ``lazy_grad_sum``, its gradient
+    is summed in another order and may differ by rounding.
 
     >>> import numpy as np, umem.chainer, chainer.functions as F
     >>> x = chainer.Variable(np.ones((2, 3), "float32"))
@@ -90,7 +91,7 @@ def checkpoint(
 
 
 def checkpointed(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function run under `checkpoint`; options are passed at the call."""
+    """Make a function run under `checkpoint`; pass options at the call."""
     _check_callable(func, "checkpointed")
 
     @wraps(func)
@@ -106,13 +107,14 @@ def checkpoint_sequential(
     """Run ``funcs`` one after another, checkpointed in segments of about equal length.
 
     Args:
-        funcs: callables, a ``chainer.Sequential`` or a ``ChainList``; each gets what the one
-            before returned, a tuple as its arguments, as in ``chainer.Sequential``.
-        x: the first one's argument.
-        segments: how many; None is about the square root of their number (Chen et al. 2016).
+        funcs: callables, a ``chainer.Sequential`` or a ``ChainList``. Each gets the result of the
+            one before; a tuple becomes its arguments, as in ``chainer.Sequential``.
+        x: the argument of the first.
+        segments: the number of segments; None: about the square root of the number of callables
+            (Chen et al. 2016).
 
     Raises:
-        SizeError: there is nothing to run, or ``segments`` is not between 1 and their number.
+        SizeError: ``funcs`` is empty, or ``segments`` is not between 1 and their number.
     """
     steps = list(funcs)
     for step in steps:
@@ -166,7 +168,7 @@ class Checkpoint(function_node.FunctionNode):
     ) -> tuple[Any, ...]:
         """Rerun the region, run backward through it, and add to the given gradients.
 
-        Adding here, and not afterwards, keeps the order of the sum that a plain run has.
+        Adding here, and not afterwards, keeps the order of a plain run's sum.
         """
         if all(gy is None for gy in grad_outputs):
             return grad_inputs
@@ -213,15 +215,15 @@ def _outer(node: Checkpoint, sources: Sequence[Any], outputs: Sequence[Any]) -> 
     """Apply the region's node with the rank that the region has in a plain run."""
     if not outputs:
         return ()
-    rank = max(y.node.rank for y in outputs) - 1  # a plan changes those of functions alone
+    rank = max(y.node.rank for y in outputs) - 1  # a plan changes the ranks of functions only
     made: tuple[Any, ...] = node.apply(sources)
     call = getattr(node, "_umem_call", None)
-    if call is None or node.rank == call.plain_rank:  # otherwise a plan has put it in its place
+    if call is None or node.rank == call.plain_rank:  # otherwise a plan has set its rank
         node.rank = rank
     if call is not None:
         call.plain_rank = rank
     for y in made:
-        # The rank, by which backward orders functions, has no public setter.
+        # Backward orders functions by rank, which has no public setter.
         y.node._rank = rank + 1
     return made
 

@@ -1,10 +1,10 @@
 """A cap on the workspace of convolutions and poolings: `workspace`, for a block or the process.
 
 Chainer makes the columns of a whole batch at once, nine times an image for a kernel of 3 by 3, and
-`numpy.tensordot` copies them. Under a cap the same functions work through the batch in parts.
+`numpy.tensordot` copies them. Under a cap the same functions process the batch in parts.
 
 Differs from Cho and Brand, "MEC: Memory-efficient Convolution for Deep Neural Network" (ICML 2017),
-which makes the columns smaller: here they are made and used a part at a time.
+which makes the columns smaller: here they are made and used part by part.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ __all__ = ["workspace"]
 class workspace(Decorator, Scoped[None]):
     """Cap the temporary arrays (workspace) of convolutions and poolings.
 
-    ``with umem.chainer.workspace("16MiB"): ...`` is for a block, in the thread and the asyncio task
-    that enter it; it nests, and wraps functions. ``umem.chainer.workspace("16MiB").enable()`` is
-    for the process, until `disable`; a block takes precedence.
+    ``with umem.chainer.workspace("16MiB"): ...`` caps a block, in the thread and the asyncio task
+    that enter it; blocks nest, and it is also a decorator. `enable` caps the process, in all
+    threads, until `disable`; a block takes precedence.
 
     Args:
-        cap: bytes that one call may take beside its inputs and its result, as an int or text:
-            columns and what is copied beside them. None: no cap, inside of another.
+        cap: the bytes that one call may take beside its inputs and its result, as an int or text:
+            the columns and their copies. None: no cap, inside another cap.
         exact: compare the first call of each kind and shape with Chainer's own computation, which
-            takes its whole workspace then, and leave to Chainer what differs by a bit.
+            then takes its whole workspace. A kind that differs by one bit is left to Chainer.
 
-    Concerned are Chainer's convolutions, deconvolutions and their gradients (groups, dilation and
-    any number of dimensions included), on CuPy where cuDNN does not compute them; and on NumPy
-    poolings. On CuPy a convolution is left to Chainer where its columns, their copies and a
-    copy of its outputs stay under the cap. Several samples are taken at a time, one, or a band of
-    one's output rows. The least is one row: where that takes more than the cap, a
-    `WorkspaceWarning` says so once. On NumPy batch normalisation is computed by channels, two at
-    least, and optimizers update as under `chunked_updates`, with at most 1.5 MiB: both to the bit.
+    The cap applies to Chainer's convolutions, deconvolutions and their gradients (with groups,
+    dilation and any number of dimensions), on CuPy where cuDNN does not compute them; and on NumPy
+    to poolings. On CuPy Chainer computes a convolution itself if its columns, their copies and a
+    copy of its outputs stay under the cap. A part is several samples, one sample, or a band of its
+    output rows, at least one row. If one row exceeds the cap, one `WorkspaceWarning` is given. On
+    NumPy batch normalisation is computed by channels, at least two at a time, and optimizers update
+    as under `chunked_updates`, with at most 1.5 MiB: both to the bit.
 
-    Results computed in parts are those of Chainer up to rounding, and C-contiguous, which Chainer's
-    are not always; they depend on shapes, layouts and the cap alone, so that `Recompute` and
-    `checkpoint` under the same cap change no bit. Second derivatives go the same way. Types and
-    errors are Chainer's.
+    Results computed in parts equal Chainer's up to rounding. They are C-contiguous, which Chainer's
+    are not always. They depend only on shapes, layouts and the cap, so that `Recompute` and
+    `checkpoint` under the same cap change no bit. Second derivatives are computed the same way.
+    Types and errors are Chainer's.
 
-    Cost: mostly none; columns that stay in the processor's cache make most calls faster than
-    Chainer's (bench/recompute.py --workspace). Where the cap is far below 1 MiB calls are slower.
+    Cost: mostly none. Most calls are faster than Chainer's, because columns stay in the processor's
+    cache (bench/recompute.py --workspace). With a cap far below 1 MiB calls are slower.
 
     Raises:
-        SizeError: on making it: not a size, or not above zero.
+        SizeError: on construction, if the cap is not a size above zero.
 
-    Thread-safety: any number of threads, with caps of their own. While no cap is on anywhere,
+    Thread-safety: any number of threads, each with its own cap. While no cap is on anywhere,
     Chainer's own functions are in place.
     """
 
@@ -83,7 +83,7 @@ class workspace(Decorator, Scoped[None]):
         """Set the cap for the process, in all threads; blocks with their own cap take precedence.
 
         Raises:
-            StateError: another one is set for the process; it stays.
+            StateError: another cap is set for the process; it stays.
         """
         global _process
         if _process not in (None, self):
@@ -96,7 +96,7 @@ class workspace(Decorator, Scoped[None]):
         """Remove the process's cap.
 
         Raises:
-            StateError: it is not set for the process; nothing has changed.
+            StateError: this cap is not set for the process; nothing has changed.
         """
         global _process
         if _process is not self:
@@ -115,7 +115,7 @@ _process: Any = None
 
 
 def cap_here() -> Cap | None:
-    """Return the cap in force: that of the innermost block, or the process's."""
+    """Return the cap in force: the innermost block's, or the process's."""
     setting = derived(_innermost)
     if setting is not None:
         return setting.cap
@@ -128,13 +128,13 @@ def _innermost(payload: tuple[Any, ...]) -> _Setting | None:
 
 
 def under(cap: Cap | None) -> workspace:
-    """Return a block with an existing cap, to recompute to the bit what ran under it."""
+    """Return a block with an existing cap, to recompute earlier results to the bit."""
     block = workspace(None)
     block._cap = cap
     return block
 
 
-# -- what Chainer's functions do under a cap -----------------------------------------------------
+# -- Chainer's functions under a cap --------------------------------------------------------------
 
 
 class _InParts(SharedSubscriber):
@@ -171,7 +171,7 @@ class _InParts(SharedSubscriber):
 
 
 in_parts = _InParts()
-"""Held by the blocks that are open, and by the process's setting."""
+"""Held by the open blocks, and by the process's setting."""
 
 
 def _rule_of(func: Any) -> Rule:
@@ -186,8 +186,8 @@ _SETTINGS = (
 )  # fmt: skip
 """Attributes of a function that determine its computation."""
 ENOUGH_RESULTS, MOST_TRIALS = 1 << 16, 32
-"""A kind of call is compared until this many numbers were equal, in at most this many trials:
-guesses that no measurement supports."""
+"""A kind of call is compared until this many numbers were equal, in at most this many trials.
+Both are guesses, not measured."""
 
 
 def _exactly(cap: Cap, rule: Rule, proceed: Proceed, func: Any, arrays: tuple[Any, ...]) -> Any:
@@ -199,7 +199,7 @@ def _exactly(cap: Cap, rule: Rule, proceed: Proceed, func: Any, arrays: tuple[An
             _same(rule.compute(cap, func, *others), proceed(func, *others)[0])
             for others in _others(arrays, mine.size)
         )
-        (whole,) = proceed(func, *arrays)  # last: what it leaves on the function stays
+        (whole,) = proceed(func, *arrays)  # last, because the state it leaves on the function stays
         cap.layouts[kind] = whole.strides if is_same and _same(mine, whole) else None
         return (whole,)
     strides = cap.layouts[kind]
@@ -228,7 +228,7 @@ def _others(arrays: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _kind_of(func: Any, arrays: tuple[Any, ...]) -> Any:
-    """Return a key that calls share which are computed alike: class, shapes, layouts, settings."""
+    """Return a key shared by calls that are computed alike: class, shapes, layouts, settings."""
     given = arrays[0] if isinstance(arrays[0], tuple) else arrays
     owner = getattr(func, "func", func)
     return (

@@ -17,32 +17,33 @@ class LookaheadPrefetch:
     """Prefetches managed memory by a plan, in forward, backward and update.
 
     The first iteration, up to the end of an optimizer's ``update``, is learned: the order of the
-    operations, and where the arrays lie that each uses. While a later iteration takes the same
-    order, blocks of 2 MiB go to the host and come back before their next use, on a stream of their
-    own (see `Pager`), and what no array has any more is discarded where the device can, so that the
-    driver never has to choose; `umem.planner.prefetch` makes the plan. Memory is handed out at the
-    same places in every step meanwhile. While all that is reserved has room in VRAM nothing moves.
-    Where nothing is managed memory after the first iteration it lets go of Chainer until it is
+    operations, and the addresses of the arrays that each uses. While a later iteration follows the
+    same order, blocks of 2 MiB are evicted to the host and prefetched before their next use, on a
+    separate stream (see `Pager`). Freed memory is discarded where the device can, so that the
+    driver never has to choose. `umem.planner.prefetch` makes the plan. Meanwhile the allocator
+    returns the same addresses in every step. While all reserved memory fits into VRAM, nothing
+    moves. If no array is managed after the first iteration, it stops following Chainer until it is
     entered again. Enter it inside ``umem.managed()``.
 
-    An iteration that does otherwise (another graph or shape, a last small batch) is not helped from
-    there on, which a `LookaheadWarning` says once, and is learned too; up to four orders are
-    remembered. Evaluations under ``no_backprop_mode`` are passed over. Results are the same bits
-    with and without it: what moves keeps its contents, and only memory that the allocator has back
-    is discarded. Arrays are held weakly.
+    An iteration that differs (another graph or shape, a last small batch) gets no help from that
+    point on, and is learned too; one `LookaheadWarning` is given. Up to four orders are remembered.
+    Evaluations under ``no_backprop_mode`` are ignored. Results are the same bits with and without
+    it: memory keeps its contents when it moves, and only freed memory is discarded. Arrays are held
+    weakly.
 
     Args:
-        depth: how many operations ahead something may come back, from 1, where there is room.
+        depth: at most this many operations before its use a block is prefetched, if there is room;
+            at least 1.
 
-    Cost: that of a recorder (bench/overhead.py), some microseconds for each array moved, and on a
-    GPU for each allocation; a plan takes milliseconds to seconds, after an iteration that was not
-    known. Gain: bench/prefetch.py, simulated; never run on a GPU yet. Thread-safety: it follows the
-    thread that entered it; use one object a thread.
+    Cost: a recorder's (bench/overhead.py), some microseconds for each array moved, and on a GPU for
+    each allocation. A plan takes milliseconds to seconds, after each new order. Gain:
+    bench/prefetch.py, simulated; never run on a GPU yet. Thread-safety: it follows the thread that
+    entered it; use one object a thread.
 
     Raises:
-        ValueError: the depth is not an int from 1 up.
-        DeviceNotFoundError: on entering, there is no CUDA device and no virtual GPU.
-        StateError: on entering, the thread is inside such a block already.
+        ValueError: the depth is not an int of at least 1.
+        DeviceNotFoundError: on entering, if there is no CUDA device and no virtual GPU.
+        StateError: on entering, if the thread is inside such a block already.
 
     >>> import umem, umem.chainer
     >>> with umem.virtual_gpu("v100-16gb"), umem.managed():
@@ -74,7 +75,7 @@ class LookaheadPrefetch:
             session.stop()
 
     def report(self) -> LookaheadReport:
-        """Return what was done since the block was entered, also after its end."""
+        """Return the results since the block was entered; also after its end."""
         return self._report if self._session is None else self._session.report
 
     def print_report(self, file: TextIO | None = None) -> None:

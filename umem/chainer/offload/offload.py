@@ -24,40 +24,35 @@ class Offload:
     """Offload saved tensors in forward, and prefetch them in backward, while the block is entered.
 
     In ``with umem.chainer.Offload("scratch"): ...`` tensors that functions save for backward are
-    offloaded as forward runs and prefetched as backward runs, from the first step and also for
-    graphs that never repeat: there is no budget, no plan and nothing to learn. The offload target
-    of NumPy's arrays is a file in a folder, of CuPy's arrays pinned host memory, on a virtual GPU
-    simulated pinned memory. Losses, gradients and statistics equal plain Chainer's to the bit.
+    offloaded during forward and prefetched during backward, from the first step on. It needs no
+    budget, no plan and no learning, and works for graphs that never repeat. NumPy's arrays are
+    offloaded to a file in a folder, CuPy's to pinned host memory, a virtual GPU's to simulated
+    pinned memory. Losses, gradients and statistics equal plain Chainer's to the bit.
 
-    Memory is sent once, with all arrays that lie on it, when only Chainer's tape refers to it. As
-    long as the program, a variable or a view refers to it, it stays, so that backward sees an edit
-    in place as in plain Chainer. Never offloaded are parameters, persistent arrays of links, inputs
-    of the program, arrays below 64 KiB, and the function state of old-style functions. Leaving the
-    block restores the saved tensors of live graphs.
+    A piece of memory is offloaded once, with all arrays in it, when only Chainer's tape refers to
+    it. While the program, a variable or a view refers to it, it stays, so that backward sees
+    in-place edits as in plain Chainer. Never offloaded are parameters, persistent arrays of links,
+    inputs of the program, arrays below 64 KiB, and the function state of old-style functions.
+    Leaving the block restores the saved tensors of live graphs.
 
     Args:
         to: for NumPy, an existing folder on a disk. The file in it has no name: the system removes
             it when the block is left, and after a kill. None: for CuPy, and on a virtual GPU.
-        limit: the most that is offloaded at a time, in bytes or text such as "8GiB"; tensors for
-            which there is no room stay in memory. None: as much as the target has room for.
+        limit: the most that is offloaded at a time, in bytes or text such as "8GiB"; tensors beyond
+            it stay in memory. None: as much as the target has room for.
 
-    Cost: a copy of each array, in a thread or on a stream of its own, and about 15 microseconds for
-    each function (bench/offload.py). Where the target is full or slow or fails to write, an
-    `OffloadWarning` says so once, and tensors that cannot be written stay in memory.
+    Cost: a copy of each array, in a separate thread or stream, and about 15 microseconds for each
+    function (bench/offload.py). If the target is full or slow or a write fails, one
+    `OffloadWarning` is given, and tensors that cannot be written stay in memory.
 
     Raises:
-        StateError: on construction, ``to`` is no path. On entering, no folder was given and arrays
-            are NumPy's, or another Offload is on, or a Recompute, which offloads by itself
+        StateError: on construction, ``to`` is not a path. On entering, no folder was given and
+            arrays are NumPy's, or another Offload is on, or a Recompute, which offloads by itself
             (``Recompute(budget, offload=...)``). In forward, a folder was given and arrays are
             CuPy's. In backward, the process was forked since forward.
-        SizeError: on construction, the limit is no size.
+        SizeError: on construction, the limit is not a size.
         FileError: on entering, the folder cannot be used; in backward, the file cannot be read,
             and the functions before it have run.
-
-    Thread-safety: saved tensors of the thread that entered the block are offloaded; any thread may
-    run backward.
-
-    >>> import umem.chainer
     >>> with umem.virtual_gpu("t4"), umem.chainer.Offload() as offload:
     ...     pass  # the training loop
     >>> offload.summary()
@@ -69,12 +64,12 @@ class Offload:
     ) -> None:
         if to is not None and (not isinstance(to, (str, os.PathLike)) or not os.fspath(to)):
             raise StateError(
-                "arrays of NumPy go to a folder on a disk, which is named; those of CuPy go to "
-                f"pinned host memory, and None is named; got {to!r}"
+                "to= must be a folder on a disk for arrays of NumPy, or None for arrays of CuPy, "
+                f"which are offloaded to pinned host memory; got {to!r}"
             )
         self._where: Where = True if to is None else Path(to)
         self._limit = None if limit is None else parse_bytes(limit, "limit")
-        self._mover = Mover(self._open)  # another one each time that it is entered
+        self._mover = Mover(self._open)  # opens a new target each time it is entered
 
     def _open(self, array: Any) -> Tier:
         return open_tier(array, self._where, self._limit)
@@ -83,7 +78,7 @@ class Offload:
         """Open the target, and follow the calling thread.
 
         Raises:
-            StateError, FileError: see `Offload`; nothing is on.
+            StateError, FileError: see `Offload`; nothing is turned on.
         """
         self._check()
         self._mover = Mover(self._open)
@@ -103,8 +98,8 @@ class Offload:
             raise StateError("an Offload is on already: leave that one first")
         if is_told("PassRunner"):
             raise StateError(
-                "a Recompute is on, and keeps, recomputes and offloads by one plan: "
-                'Recompute(budget, offload="scratch") instead of an Offload inside of it'
+                "a Recompute is on, which plans keeping, recomputing and offloading together: use "
+                'Recompute(budget, offload="scratch") instead of an Offload inside it'
             )
 
     def __exit__(self, *exception: object) -> None:

@@ -42,21 +42,21 @@ def quantize_states(
 ) -> int:
     """Convert an optimizer to 8-bit states, in place; returns the bytes saved.
 
-    Chainer's Adam becomes an `Adam8bit`, AdamW an `AdamW8bit`, MomentumSGD a `MomentumSGD8bit`, the
-    same object with the same hooks, hyper-parameters and counts. Rules of other kinds that single
-    parameters were given stay. `dequantize_states` converts it back.
+    Chainer's Adam becomes an `Adam8bit`, AdamW an `AdamW8bit`, MomentumSGD a `MomentumSGD8bit`: the
+    same object with the same hooks, hyper-parameters and counts. Single parameters with a rule of
+    another kind keep it. `dequantize_states` converts the optimizer back.
 
-    Cost: one pass over the states, which go one after another; those on a GPU by way of the host.
+    Cost: one pass over the states, one at a time; a GPU's states are copied through the host.
 
     Args:
         optimizer: of exactly one of those classes, and set up.
-        keep: see `Adam8bit`, as for the others.
+        keep: see `Adam8bit`, also for the other arguments.
 
     Raises:
         StateError: it is not set up, has 8-bit states already, or its state is in shards on several
             ranks; or a state has NaN or infinity.
         UnsupportedError: another class, or amsgrad or adabound.
-        ValueError: a name in ``keep`` is that of no parameter.
+        ValueError: a name in ``keep`` matches no parameter.
 
     After any of these the optimizer is as before.
     """
@@ -84,11 +84,11 @@ def quantize_states(
 def dequantize_states(optimizer: Any) -> int:
     """Convert an optimizer with 8-bit states to Chainer's own; the inverse of `quantize_states`.
 
-    States are dequantised. Returns the bytes by which they grow.
+    States are dequantised. Returns the additional bytes that they take.
 
     Raises:
         StateError: it is not set up, has no 8-bit states, or its state is in shards.
-        UnsupportedError: a class of one's own. After either the optimizer is as before.
+        UnsupportedError: a class of your own. After either the optimizer is as before.
     """
     model = _model(optimizer, "dequantize_states")
     if type(optimizer) in SMALL:
@@ -119,7 +119,7 @@ def _name(optimizer: Any) -> str:
 def _unknown(optimizer: Any, known: Any) -> UnsupportedError:
     names = ", ".join(sorted(kind.__name__ for kind in known))
     return UnsupportedError(
-        f"no 8-bit form is known of {_name(optimizer)}; there is one of {names}"
+        f"{_name(optimizer)} has no known 8-bit form; the optimizers that have one are {names}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Chainer's Adam, AdamW and MomentumSGD, but that they keep their states in 8 bits."""
+"""Chainer's Adam, AdamW and MomentumSGD with states in 8 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from umem.errors import GradientError, StateError, UnsupportedError
 class QuantizedOptimizer(GradientMethod):
     """Mixin that gives Chainer's optimizers 8-bit states.
 
-    Its arguments are those of Chainer's optimizer, and those by keyword of `Adam8bit`.
+    Takes the arguments of Chainer's optimizer, and `Adam8bit`'s keyword arguments.
 
     Attributes:
         policy: decides which states have 8 bits, and their memory.
@@ -49,7 +49,7 @@ class QuantizedOptimizer(GradientMethod):
         """Set up for a model as in Chainer, and compile the update loops if Numba is installed.
 
         Raises:
-            ValueError: a name in ``keep`` is that of no parameter; nothing has changed.
+            ValueError: a name in ``keep`` matches no parameter; nothing has changed.
         """
         kept = kept_in_32_bits(self.policy, link)
         super().setup(link)
@@ -74,7 +74,7 @@ class QuantizedOptimizer(GradientMethod):
 
         Raises:
             GradientError: a gradient would spoil a state, and neither dynamic loss scaling nor
-                `umem.chainer.half_precision` is there to skip the step; nothing has changed.
+                `umem.chainer.half_precision` can skip the step; nothing has changed.
             UnsupportedError, ValueError, StateError: see `QuantizedRule.check`.
         """
         for rule, param in self._quantized():
@@ -94,7 +94,7 @@ class QuantizedOptimizer(GradientMethod):
         has_hooks = bool(self._hookable._pre_update_hooks)
         in_half = (
             masters_of(self) is not None
-        )  # it shows hooks gradients of its own, once it has judged them
+        )  # it shows hooks its own gradients, once it has checked them
         if not super().is_safe_to_update():
             return False
         if not in_half and (has_hooks or self._loss_scaling_is_dynamic):
@@ -139,32 +139,32 @@ class QuantizedOptimizer(GradientMethod):
 class Adam8bit(QuantizedOptimizer, optimizers.Adam):
     """Adam with 8-bit moments, which take 2.03 bytes an element instead of 8; otherwise Chainer's.
 
-    Hooks, `use_fp32_update`, loss scaling, rules of single parameters and serializers work as with
-    Chainer's. Parameters of fewer than ``least_size`` elements, and those of `EmbedID`, keep states
-    of 32 bits. NumPy and CuPy arrays of 16, 32 or 64 bits; what is computed is float32, and a
-    parameter of 64 bits is changed in 64. See docs/reference/optimizer-states.md.
+    Hooks, `use_fp32_update`, loss scaling, rules of single parameters and serializers work as in
+    Chainer. Parameters with fewer than ``least_size`` elements, and the parameters of `EmbedID`,
+    keep 32-bit states. NumPy and CuPy arrays may have 16, 32 or 64 bits. The arithmetic is float32;
+    a 64-bit parameter is changed in 64 bits. See docs/small-states.md.
 
     Cost: with Numba less time than Chainer's own update for large parameters, and more for small
-    ones (bench/updates.py); one look at all gradients is in it. Thread-safety: as Chainer's.
+    ones (bench/updates.py), including one check of all gradients. Thread-safety: as Chainer's.
 
     Args:
-        alpha: as in Chainer, and so are the other hyper-parameters.
-        amsgrad: there is no 8-bit form of it.
-        adabound: nor of it.
-        keep: names of parameters that keep states of 32 bits, as ``namedparams`` has them, or
-            patterns such as ``"/head/*"``.
-        least_size: parameters with fewer elements keep states of 32 bits.
-        embeddings: whether parameters of `EmbedID` get states of 8 bits too.
+        alpha: as in Chainer, like the other hyper-parameters.
+        amsgrad: has no 8-bit form.
+        adabound: has no 8-bit form.
+        keep: names of parameters that keep 32-bit states, as in ``namedparams``, or patterns such
+            as ``"/head/*"``.
+        least_size: parameters with fewer elements keep 32-bit states.
+        embeddings: whether parameters of `EmbedID` get 8-bit states too.
         paged: on a GPU, keep 8-bit states in managed memory, and prefetch each before its update;
-            with NumPy arrays it does nothing.
+            has no effect on NumPy arrays.
 
     Raises:
         UnsupportedError: ``amsgrad`` or ``adabound``.
-        GradientError: by ``update``, where a gradient has NaN, infinity, or a value beyond 1.8e19;
-            no parameter and no state has changed. Under ``loss_scaling()`` the step is skipped.
+        GradientError: by ``update``, if a gradient has NaN, infinity, or a value beyond 1.8e19; no
+            parameter and no state has changed. Under ``loss_scaling()`` the step is skipped.
 
-    Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861; there
-    blocks have 2048 values.
+    Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, which
+    uses blocks of 2048 values.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Adam8bit(QuantizedOptimizer, optimizers.Adam):
 
 
 class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
-    """AdamW with 8-bit states; its arguments are those of Chainer's AdamW and of `Adam8bit`.
+    """AdamW with 8-bit states; takes the arguments of Chainer's AdamW and of `Adam8bit`.
 
     Raises:
         GradientError: see `Adam8bit`.
@@ -200,7 +200,7 @@ class AdamW8bit(QuantizedOptimizer, optimizers.AdamW):
 class MomentumSGD8bit(QuantizedOptimizer, optimizers.MomentumSGD):
     """Momentum SGD with an 8-bit velocity, which takes 1.02 bytes an element instead of 4.
 
-    Its arguments are those of Chainer's MomentumSGD, and those by keyword of `Adam8bit`.
+    Takes the arguments of Chainer's MomentumSGD, and `Adam8bit`'s keyword arguments.
 
     Raises:
         GradientError: see `Adam8bit`.

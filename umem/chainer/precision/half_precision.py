@@ -19,7 +19,7 @@ from umem.chainer.tap import Proceed, Subscriber, check_chainer, subscribe, unsu
 from umem.errors import StateError
 
 LARGEST_OF_HALF = 32768.0
-"""The largest power of two in float16: the most that a loss in float16 is scaled by."""
+"""The largest power of two in float16, and the largest scale of a float16 loss."""
 
 
 def half_precision(
@@ -34,37 +34,38 @@ def half_precision(
     """Train a model in half precision from now on: float16 parameters and activations.
 
     The optimizer updates float32 masters of the parameters, and its state is float32. Normalising
-    links keep float32 parameters and statistics; losses and sums are float32. The program stays as
-    it is: its inputs may be float32, and ``loss.backward()`` scales the loss. The scale doubles
-    after ``interval`` good steps. A step whose gradients are not all finite is skipped, the
-    optimizer's hooks and its count of steps included, and the scale is halved.
+    links keep float32 parameters and statistics; losses and sums are float32. The program needs no
+    change: its inputs may be float32, and ``loss.backward()`` scales the loss. The scale doubles
+    after ``interval`` good steps. If not all gradients are finite, the step is skipped, including
+    the optimizer's hooks and its count of steps, and the scale is halved.
 
     `HalfPrecision.undo`, or the end of the result's ``with`` block, restores float32 parameters.
 
     Differs from Chainer's ``mixed16`` with ``use_fp32_update`` and ``loss_scaling``: hooks such as
-    clipping and weight decay see float32 gradients without the scale, masters and scale are saved
-    by ``optimizer.serialize``, gradients are checked by one kernel and one wait, and NumPy computes
-    halves as float32. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
+    clipping and weight decay see unscaled float32 gradients, ``optimizer.serialize`` saves masters
+    and scale, one kernel and one wait check the gradients, and NumPy computes halves as float32.
+    See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
 
     Args:
-        model: a link; a parameter without an array yet is rounded to float16 when it gets one.
+        model: a link; an uninitialised parameter is rounded to float16 when it gets its array.
         optimizer: a `chainer.GradientMethod`, set up with the model or with a link around it.
         dtype: "float16"; no other.
         keep: names of parameters and links, as in ``namedparams``, that stay float32.
-        scale: the loss scale to start with.
-        interval: good steps in a row after which it doubles.
+        scale: the first loss scale.
+        interval: good steps in a row after which the scale doubles.
 
     Cost: compared with float32, two bytes more for each element of a parameter that has a master,
-    two bytes less for each of its gradient, and half of the activations; where the optimizer has
-    hooks, a float32 gradient of every parameter during the update. Present gradients are cleared.
-    Thread-safety: in force for the process; train a model in one thread.
+    two bytes less for each element of its gradient, and half of the activations. If the optimizer
+    has hooks, the update takes a float32 gradient of every parameter. Present gradients are
+    cleared. Thread-safety: in force for the process; train a model in one thread.
 
     Raises:
         StateError: the optimizer is not set up, scales losses itself, is set up with another model,
             or has its state in shards on several ranks; the model is in half precision already, or
             on several devices.
-        UnsupportedError: another dtype, ChainerX arrays, or an optimizer that is no GradientMethod.
-        PrecisionError: from an update, where gradients are not finite at a scale of 1.
+        UnsupportedError: another dtype, ChainerX arrays, or an optimizer that is not a
+            GradientMethod.
+        PrecisionError: from an update, if gradients are not finite at a scale of 1.
 
     After each of these errors nothing has changed.
     """
@@ -116,10 +117,10 @@ class HalfPrecision(Subscriber, Switch):
         return self._scale.state()
 
     def restore(self, state: ScaleState) -> None:
-        """Set the loss scale and its counts to those that `state` returned.
+        """Set the loss scale and its counts to a state that `state` returned.
 
         Raises:
-            SizeError: it is no such state; nothing has changed.
+            SizeError: the state is invalid; nothing has changed.
         """
         self._scale.restore(state)
 
@@ -129,7 +130,7 @@ class HalfPrecision(Subscriber, Switch):
         return min(one.scale for one in _on)
 
     def note_scale(self, scale: float) -> None:
-        """Note the loss scale of gradients that no backward since the last step has made."""
+        """Note the loss scale of gradients that no backward has computed since the last step."""
         self._used.add(scale)
 
     def _take_back(self) -> None:
@@ -149,7 +150,7 @@ class HalfPrecision(Subscriber, Switch):
     def backward(
         self, proceed: Proceed, outputs: Any, retain_grad: Any = False, loss_scale: Any = None
     ) -> None:
-        """Scale the gradients that a backward starts from, unless it runs inside of another one.
+        """Scale the gradients that a backward starts from, unless it runs inside another one.
 
         Raises:
             StateError: ``enable_double_backprop`` is on; nothing has run.
@@ -170,10 +171,10 @@ class HalfPrecision(Subscriber, Switch):
             self._here.is_backward = False
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Run an optimizer's step, or skip it for gradients not finite, and adapt the scale.
+        """Run an optimizer's step, or skip it if gradients are not finite, and adapt the scale.
 
         Raises:
-            PrecisionError: not finite at a scale of 1; the step was skipped.
+            PrecisionError: gradients are not finite at a scale of 1; the step was skipped.
         """
         if method is not self.optimizer:
             proceed(method, *args, **kwargs)
@@ -187,7 +188,7 @@ class HalfPrecision(Subscriber, Switch):
             self._scale.succeeded()
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """Round parameters that a link got by loading to float16, and make their masters."""
+        """Round newly loaded parameters of a link to float16, and make their masters."""
         proceed(owner, serializer)
         self._masters.adopt(owner.params())
 
@@ -202,7 +203,7 @@ _on: list[HalfPrecision] = []
 
 
 def _no_copy(memo: dict[int, Any]) -> Any:
-    """Raise StateError on copying an optimizer: a copy would be without masters and scale."""
+    """Raise StateError on copying an optimizer: the copy would lack masters and scale."""
     raise StateError(
         "an optimizer that trains halves cannot be copied: undo half_precision first, or copy the "
         "model and set up a new optimizer for it"
@@ -216,7 +217,7 @@ def masters_of(optimizer: Any) -> Masters | None:
 
 
 def half_of(optimizer: Any) -> HalfPrecision | None:
-    """Return the `HalfPrecision` that an optimizer is in; None where it is in none."""
+    """Return the `HalfPrecision` of an optimizer, or None."""
     return next((one for one in _on if one.optimizer is optimizer), None)
 
 
@@ -232,12 +233,12 @@ def _scaled(gy: Any, scale: float) -> Any:
     """Return a scaled copy of a gradient; None for None.
 
     Raises:
-        StateError: double backprop is on, for which the copy is not part of the graph.
+        StateError: double backprop is on, and the copy would not be part of the graph.
     """
     if configuration.config.enable_backprop:
         raise StateError(
-            "half precision scales the gradients of a backward, so that gradients of them would "
-            "be scaled too: take chainer.grad(..., enable_double_backprop=True) in the place of "
+            "half precision scales the gradients of a backward, which would also scale gradients "
+            "of gradients: use chainer.grad(..., enable_double_backprop=True) instead of "
             "backward(enable_double_backprop=True)"
         )
     if gy is None:

@@ -20,13 +20,13 @@ def saved_in(dtype: str) -> SavedIn:
 
     Forward computes in float32 as before. The inputs and outputs that a function retains for its
     backward are rounded to the nearest bfloat16 as soon as the function has run, and are float32
-    again while its backward runs: a retained number is off by at most 2**-8 of itself, 0.4%. Zeros
-    and signs are preserved, and with them relu's gradients; losses are the same to the bit.
+    again while its backward runs. The relative error of a retained number is at most 2**-8, 0.4%.
+    Zeros and signs are preserved, and so are relu's gradients; losses are the same to the bit.
 
-    Not rounded are parameters, inputs of the program, integers, float16, function state such as a
-    mask, and saved tensors of functions that run under `umem.chainer.Recompute`. An array that the
-    program refers to by a variable of its own stays float32 for the program, so that its memory is
-    needed beside the rounded copy.
+    Parameters, inputs of the program, integers, float16, function state such as a mask, and saved
+    tensors of functions under `umem.chainer.Recompute` are not rounded. An array to which the
+    program has its own reference stays float32 for the program, so that it takes memory beside its
+    rounded copy.
 
     `SavedIn.undo`, or the end of the result's ``with`` block, ends it: saved tensors of live graphs
     become float32 again, with the rounded numbers.
@@ -65,7 +65,7 @@ class SavedIn(Subscriber, Switch):
         _on.append(self)
 
     def _take_back(self) -> None:
-        """Save later activations in float32 again, and restore those of live graphs to float32."""
+        """Save later activations in float32 again, and restore live graphs' to float32."""
         _on.remove(self)
         unsubscribe(self)
         for emptied in list(self._emptied.values()):

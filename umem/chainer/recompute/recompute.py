@@ -1,10 +1,9 @@
 """Recomputation planned for a budget, on Chainer's own tape, without touching the model.
 
 A *pass* is a forward and the backward after it. The first two passes of a graph are observed: they
-evict arrays in forward, and follow a first plan in backward. Then a plan is made from
-the times and the workspace that were measured, and every later pass of the same graph follows it:
-arrays are dropped as the plan says, recomputed block by block in backward, and dropped again after
-their last use.
+evict arrays in forward, and follow a first plan in backward. Then umem makes a plan from the
+measured times and workspace, and every later pass of the same graph follows it: it drops arrays in
+forward, recomputes them block by block in backward, and drops them again after their last use.
 
 Source: Kusumoto et al., "A Graph Theoretic Framework of Recomputation Algorithms for
 Memory-Efficient Backpropagation" (NeurIPS 2019), with the cost model of `umem.planner.saved`.
@@ -34,47 +33,46 @@ _on: list[Recompute] = []
 
 
 class Recompute:
-    """Train within a budget: ``with umem.chainer.Recompute("12GiB"): ...``.
+    """Train within a memory budget: ``with umem.chainer.Recompute("12GiB"): ...``.
 
-    Cost: nothing while it is not entered. On NumPy the first two calls of each function and shape
-    are slow (their workspace is measured), and so is the first pass that follows a plan (its peak
-    is measured).
+    Losses, gradients, parameters and running statistics equal a plain run's, to the bit. A pass
+    that departs from the planned graph keeps every array from that point on.
 
     Args:
-        budget: bytes in total that a step may take (parameters, gradients, optimizer state, inputs,
-            saved tensors and workspace; on CuPy with the gaps of its pool), as an int or text;
-            ``"card"``, what the GPU has to spare when the first pass begins; ``"60%"`` of what a
-            plain step takes; ``"min"``, the least at which nothing is recomputed twice.
+        budget: the bytes that a step may take in total (parameters, gradients, optimizer state,
+            inputs, saved tensors and workspace; on CuPy also the gaps of its pool), as an int or
+            text; ``"card"``, the GPU's free memory when the first pass begins; ``"60%"`` of a plain
+            step's peak; or ``"min"``, the least budget that recomputes nothing twice.
         method: a method of `umem.planner.plan`.
-        strict: whether a share that cannot be kept to is an error, as a size is. Otherwise the step
-            takes the least that is possible, and a `RecomputeWarning` says so once.
-        thrash: "warn", or "error": what happens where a pass without a plan spends more time on
-            recomputing than on the rest.
-        offload: also offload values and bring them back, where that takes less time than
-            recomputing them: CuPy's arrays to pinned host memory (True), NumPy's to files in a
-            folder, which is named. See `fates` and docs/reference/offload.md. Passes without a plan
-            recompute only.
+        strict: raise an error if no plan fits a share such as "60%", as for a size. Otherwise the
+            step takes the least possible, and one `RecomputeWarning` is given.
+        thrash: "warn" or "error", if a pass without a plan spends more time on recomputing than on
+            the rest.
+        offload: also offload values and prefetch them, where that takes less time than
+            recomputing: True for CuPy's arrays, to pinned host memory; for NumPy's, the folder
+            for their files. See `fates` and docs/reference/offload.md. Passes without a plan only recompute.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they are recomputed. Slow.
 
-    Losses, gradients, parameters and running statistics are those of a plain run, to the bit. A
-    pass whose graph is not the planned one keeps everything from where it differs.
+    Cost: nothing while not entered. On NumPy the first two calls of each function and shape are
+    slow (umem measures their workspace), and so is the first pass that follows a plan (umem
+    measures its peak).
 
     Raises:
-        SizeError: on construction: not a budget.
-        StateError, FileError: on entering, with ``offload``: the folder cannot be used, or NumPy's
-            arrays need one and none is named; with CuPy in the first forward. Nothing was made.
-        BudgetError: in the first forward that would follow a plan: a size, or a share with
-            ``strict``, that no plan fits; names the least that does. Nothing was dropped, and
-            training can go on outside the block.
+        SizeError: on construction, if the budget is invalid.
+        StateError, FileError: on entering with ``offload``, if the folder cannot be used, or arrays
+            are NumPy's and no folder is given; with CuPy, in the first forward. Nothing is created.
+        BudgetError: in the first forward that would follow a plan, if no plan fits a size, or a
+            share with ``strict``; names the least that fits. Nothing was dropped, and training can
+            continue outside the block.
         UnsupportedError: in forward: ChainerX arrays or a static graph; "card" on NumPy.
-        OutOfMemoryError: CuPy's, in a pass, once dropping all that may be recomputed did not help;
-            names what was tried.
+        OutOfMemoryError: CuPy's, in a pass, if dropping every recomputable array does not help;
+            lists the attempts.
         RecomputeError: before a backward that reads arrays which cannot be recomputed; nothing has
             changed. With ``debug``, in backward: an array was edited, or a result differs.
 
-    Thread-safety: for the thread that entered it. A graph of that thread may go backward in another
-    one, which first recomputes all that was dropped. Never run on a GPU yet.
+    Thread-safety: works in the thread that entered it. Another thread may run backward on a graph
+    of that thread; it first recomputes every dropped array. Never run on a GPU yet.
     """
 
     def __init__(
@@ -117,8 +115,8 @@ class Recompute:
         """Stop, and restore Chainer's own behaviour.
 
         Raises:
-            MemoryError: an offloaded array has no room here. Not if the block raised an error,
-                which is the one to see.
+            MemoryError: an offloaded array does not fit into memory. If the block raised an error,
+                that error propagates instead.
         """
         try:
             self._leave()
@@ -138,7 +136,7 @@ class Recompute:
 
     @property
     def predicted_bytes(self) -> int | None:
-        """Return the total peak that the largest graph's plan predicts; None before it is made."""
+        """Return the total peak that the largest graph's plan predicts; None before it exists."""
         largest = self._largest()
         return None if largest is None or largest.plan is None else largest.plan.peak_bytes
 
@@ -146,8 +144,8 @@ class Recompute:
     def measured_bytes(self) -> int | None:
         """Return the peak of the first pass that followed that plan; None before.
 
-        None, too, where CuPy's allocator calls no memory hooks. On NumPy with Python's own objects,
-        some 7 KB for each function call.
+        Also None if CuPy's allocator calls no memory hooks. On NumPy the peak includes Python's own
+        objects, some 7 KB for each function call.
         """
         largest = self._largest()
         return None if largest is None else largest.measured_bytes
@@ -164,19 +162,19 @@ class Recompute:
 
     @property
     def planned_count(self) -> int:
-        """Return the number of passes that followed a plan from their beginning to their end."""
+        """Return the number of passes that followed a plan from beginning to end."""
         return self._training.graphs.planned_count
 
     @property
     def pass_count(self) -> int:
-        """Return the number of passes so far: forwards that went backward."""
+        """Return the number of passes so far: forwards that had a backward."""
         return self._training.pass_count
 
     def summary(self) -> str:
         """Describe the results in a line: the peak, the time, and how many passes were planned.
 
-        The time is that of forward and backward of the passes that followed a plan, relative to
-        Chainer's own part of it: without recomputing, and without the cost of following the plan.
+        The time is forward and backward of the passes that followed a plan, relative to Chainer's
+        own part of it: without recomputing, and without the cost of following the plan.
         """
         count, plain = self.pass_count, self._training.plain_count
         if not count:
@@ -199,7 +197,7 @@ class Recompute:
 
     @property
     def online_count(self) -> int:
-        """Return the number of passes whose graph had not come back, and which had no plan."""
+        """Return the number of passes that had no plan, because their graph had not repeated."""
         return self._training.experience.count
 
     def _largest(self) -> SeenGraph | None:
@@ -313,7 +311,7 @@ NAMED = 6
 
 
 def describe(seen: SeenGraph) -> str:
-    """Describe one graph: predicted and measured bytes, what is kept and what is recomputed."""
+    """Describe one graph: predicted and measured bytes, kept and recomputed calls."""
     tape, problem = seen.tape, seen.problem
     head = f"a graph of {len(tape.observed)} calls: "
     if seen.plan is None:
@@ -405,7 +403,7 @@ def _names(names: list[str]) -> str:
 
 
 def curves(seen: SeenGraph) -> tuple[list[int], list[int]]:
-    """Return the predicted bytes over the actions of a step: of a plain one, and by the plan."""
+    """Return the predicted bytes over a step's actions: of a plain step, and of the plan."""
     assert seen.plan is not None
     constant = seen.problem.constant_bytes(packs=False, plain=True)
     before = _curve(seen.problem.plain_step, constant)
@@ -424,7 +422,7 @@ def _parsed(budget: int | str) -> Budget:
     """Parse a budget as a user gives it.
 
     Raises:
-        SizeError: it is not a budget; names the forms that are.
+        SizeError: the budget is invalid; the message lists the valid forms.
     """
     if budget == "min":
         return None
