@@ -47,7 +47,7 @@ FEWER_BITS = ("half", "saved_in", "8-bit")
 MODEL = ("tie", "slimmer")
 REFUSALS = (
     "an Offload is on: Recompute",
-    "a Recompute is on, and keeps, recomputes and offloads by one plan",
+    "a Recompute is on, which plans keeping, recomputing and offloading together",
     "is on, and holds the parameters as they are: slim before",
     "is enabled for the process: disable that first",
 )

@@ -20,14 +20,14 @@ from umem.errors import DeviceError, MissingDependencyError
 class Adjacency:
     """A constant sparse matrix and its transpose.
 
-    The transpose, which the gradient multiplies by, is kept as a CSR matrix of its own, because
-    only a product with the matrix as it lies needs no atomics. If the two are equal, as for
+    The transpose, which the gradient multiplies by, is stored as its own CSR matrix, because only a
+    product with an untransposed matrix needs no atomics. If the two are equal, as for
     `umem.graphs.normalised_adjacency` of an undirected graph, they are the same object: 8 bytes an
     entry, otherwise 16. Making the transpose costs about one pass over the entries.
 
     Args:
         matrix: CSR (rows, columns) of floats, of scipy.sparse or cupyx.scipy.sparse.
-        transpose: made from `matrix` if not given.
+        transpose: computed from `matrix` if not given.
 
     Raises:
         TypeError: `matrix` is not a CSR matrix of float32 or float64.
@@ -123,7 +123,7 @@ class SparseMatMul(chainer.FunctionNode):
         self.matrix = adjacency.matrix
 
     def check_type_forward(self, in_types: Any) -> None:
-        # As Chainer's own functions, which name inputs in errors by it.
+        # As in Chainer's own functions, whose errors name inputs by it.
         type_check._argname(in_types, ("x",))
         (x,) = in_types
         type_check.expect(x.dtype.kind == "f", x.ndim == 2, x.shape[0] == self.matrix.shape[1])
@@ -163,9 +163,9 @@ def _product(matrix: Any, x: Any) -> Any:
 def add_product(matrix: Any, x: Any, out: Any) -> None:
     """Add a sparse matrix times x to ``out``, which is C-ordered and of x's dtype.
 
-    On NumPy each row's terms are added one by one, as the matrix has them, to what is there. So a
-    row may be computed a block of columns at a time, and its bits are those of one product. SciPy's
-    operator does the same from zero; only the function below it takes an `out`.
+    On NumPy each row's terms are added to ``out`` one by one, in the matrix's order. So a row may
+    be computed a block of columns at a time, with the bits of one product. SciPy's operator does
+    the same from zero; only the function below it takes an `out`.
     """
     if cuda.get_array_module(x) is not np:
         out += _product(matrix, x)
@@ -180,17 +180,17 @@ def add_product(matrix: Any, x: Any, out: Any) -> None:
 def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
     """Multiply an adjacency by x, differentiable in x any number of times.
 
-    The product is scipy.sparse's for NumPy arrays and cuSPARSE's (cupyx.scipy.sparse) for CuPy
-    arrays. float16 is computed in float32. Nothing is kept for the backward pass but the matrix.
+    NumPy arrays use the product of scipy.sparse, CuPy arrays that of cuSPARSE (cupyx.scipy.sparse).
+    float16 is computed in float32. Only the matrix is kept for the backward pass.
 
     Cost: 2 * entries * columns floating-point operations. Workspace: none for a C-ordered float32
-    or float64 x; with CuPy the result is column-ordered. A float16 x is copied to float32, and so
-    is the result. The matrix is copied where it and x have different precision.
+    or float64 x; with CuPy the result is column-ordered. A float16 x and its result are copied to
+    float32. The matrix is copied if its precision differs from that of x.
 
     On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer adds
-    atomically, and cuSPARSE is never asked to transpose the sparse matrix (then bits, its
-    documentation says, can differ between runs); its default algorithm for the product itself is
-    not documented to repeat its bits either.
+    atomically, and cuSPARSE never has to transpose the sparse matrix, for which its documentation
+    says that bits can differ between runs. Its default algorithm for the product itself is not
+    documented to repeat its bits either.
 
     Args:
         adjacency: (rows, columns), on the device of x.
@@ -209,7 +209,7 @@ def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
 class GraphConvolution(chainer.Link):
     """One graph convolution A X W' + b, with W (out_size, in_size) and b (out_size,).
 
-    Multiplies by W first where that makes the sparse product narrower (out_size < in_size), and by
+    Multiplies by W first if that makes the sparse product narrower (out_size < in_size), and by
     the adjacency first otherwise. W starts as Glorot and Bengio's uniform, b as zero.
 
     Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017,
@@ -238,7 +238,7 @@ class GCN(chainer.ChainList):
         in_size: features of a node.
         hidden: width of every layer but the last.
         classes: width of the last layer.
-        layers: graph convolutions, from 1.
+        layers: the number of graph convolutions, at least 1.
         dropout: share of the hidden values that training drops before each layer but the first.
 
     >>> import umem.chainer
@@ -271,7 +271,7 @@ class GCN(chainer.ChainList):
 
 
 def check_layers(name: str, layers: int, dropout: float) -> None:
-    """Raise ValueError unless a network of this name can have so many layers and such dropout.
+    """Raise ValueError unless a network can have this number of layers and this dropout.
 
     Raises:
         ValueError: one is out of range.

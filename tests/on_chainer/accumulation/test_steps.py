@@ -114,7 +114,7 @@ def test_an_empty_batch_is_refused() -> None:
 def test_micro_batches_need_a_loss_function() -> None:
     with (
         accumulate(optimizer := optimizer_of(Net(MEAN)), micro_batch=4),
-        pytest.raises(StateError, match=r"takes optimizer\.update\(lossfun, \*args\) in parts"),
+        pytest.raises(StateError, match=r"splits optimizer\.update\(lossfun, \*args\) into parts"),
     ):
         optimizer.update()
 

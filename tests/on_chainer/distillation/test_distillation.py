@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], type[UmemError], str]]
     "no network": (lambda s: {"teacher": None}, StateError, "chainer.Link; got NoneType"),
     "same arrays": (lambda s: {"teacher": sharing_arrays(s)}, StateError, "mode='copy'"),
     "same statistics": (lambda s: {"teacher": with_its_statistics(s)}, StateError, "/0/avg_mean"),
-    "itself": (lambda s: {"teacher": s}, StateError, "is the student's too"),
+    "itself": (lambda s: {"teacher": s}, StateError, "is also the student's"),
     "no labels": (lambda s: {"label_key": None}, StateError, "give weight=1"),
 }
 

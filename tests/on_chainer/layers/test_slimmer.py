@@ -147,7 +147,7 @@ def test_the_report_has_a_row_a_layer_and_is_printed(capsys: pytest.CaptureFixtu
     assert said == str(slim)
     lines = [line.split("  ") for line in said.splitlines()]
     assert [line[0] for line in lines] == ["layer", "/inner", "/score/W", "the model"]
-    assert "as it was: it would get no smaller" in said and "tied to /embed/W" in said
+    assert "unchanged: it would get no smaller" in said and "tied to /embed/W" in said
     assert slim.totals.bytes_before - slim.totals.bytes_after == 4 * 50 * 12
     slim.undo()
     assert held(model) == slim.totals.bytes_before and model.score.W is not model.embed.W
@@ -336,9 +336,9 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         lambda: L.Linear(4, 4), {"/": LowRank(rank=1)}, "takes no layer; there are none",
     ),
     "no rule": (Words, {}, "there is no rule"),
-    "nothing": (Words, None, "rules are a dict or pairs.*got None"),
-    "a rule for nothing": (Words, LowRank(rank=1), "rules are a dict or pairs.*got LowRank"),
-    "a text": (Words, "/inner", "rules are a dict or pairs.*got '/inner'"),
+    "nothing": (Words, None, "rules must be a dict or pairs.*got None"),
+    "a rule for nothing": (Words, LowRank(rank=1), "rules must be a dict or pairs.*got LowRank"),
+    "a text": (Words, "/inner", "rules must be a dict or pairs.*got '/inner'"),
     "no layer of many": (
         lambda: chainer.Sequential(*[L.Linear(2, 2) for _ in range(40)]),
         {"/none": LowRank(rank=1)}, r"there are /0 \(Linear\).*, and 20 more$",
@@ -400,7 +400,7 @@ class HidesALayer(Words):
     ("kind", "said"),
     [
         (ReadsItsWeight, "fails with the new layers, which have.*'W'"),
-        (HidesALayer, "does not call what is now"),
+        (HidesALayer, "does not call the new layers"),
     ],
 )
 def test_a_model_that_does_not_work_with_new_layers_gets_its_old_ones(kind: Any, said: str) -> None:

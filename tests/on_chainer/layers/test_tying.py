@@ -369,18 +369,18 @@ def the_same_twice() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...], str]] = {
-    "nothing to tie": (words, ("/embed/W",), "needs two places"),
+    "nothing to tie": (words, ("/embed/W",), "needs at least two places"),
     "no such place": (
         words,
         ("/embed/W", "/none/W"),
         "no parameter is at '/none/W'.*/embed/W, /in",
     ),
-    "tied already": (words, ("/inner/b", "/score/W"), "other parameters|shape|tied with another"),
+    "tied already": (words, ("/inner/b", "/score/W"), "different parameters|shape|tied with another"),
     "tied to what is tied": (words, ("/score/W", "/embed/W"), "/score/W is tied with another"),
     "other shapes": (words, ("/embed/W", "/inner/W"), r"has the shape \(130, 40\), and /inner/W"),
     "other types": (of_two_types, ("/a/W", "/b/W"), "has the dtype float32, and /b/W has float64"),
     "no array yet": (lazy, ("/a/W", "/b/W"), "/b/W has no array yet"),
-    "other parameters": (lambda: words(False), ("/embed", "/score"), "have other parameters"),
+    "other parameters": (lambda: words(False), ("/embed", "/score"), "have different parameters"),
     "itself": (words, ("/embed/W", "/embed/W"), "are one link"),
     "one link twice": (the_same_twice, ("/0", "/1"), "are one link"),
     "named twice": (lambda: words(False), ("/embed/W", "/score/W", "/score/W"), "named twice"),

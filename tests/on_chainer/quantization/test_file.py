@@ -245,9 +245,9 @@ def test_files_of_other_formats_and_versions_are_refused(path: Path, tmp_path: P
     save_file(arrays, path, {**notes, "version": "2"})
     refused(path, model, "is of version 2 of the format; this umem reads version 1")
     save_unsigned(arrays, path)
-    refused(path, model, "no file that umem.chainer.save_quantized wrote")
+    refused(path, model, "was not written by umem.chainer.save_quantized")
     path.write_bytes(b"not one at all")
-    refused(path, model, "no file of safetensors")
+    refused(path, model, "not a safetensors file")
     refused(tmp_path / "none", model, "there is no such file", FileError)
     refused(tmp_path, model, "it is a folder", FileError)
 
@@ -257,7 +257,7 @@ def test_damaged_files_are_refused(path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 5, 200, len(whole) - 1):
         path.write_bytes(whole[:size])
-        refused(path, model, "no file of safetensors")
+        refused(path, model, "not a safetensors file")
     path.write_bytes(whole)
     with safe_open(path, "np") as file:
         notes = file.metadata()

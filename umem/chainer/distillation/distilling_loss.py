@@ -1,4 +1,4 @@
-"""The loss of distillation: what the labels say, and what a teacher says."""
+"""The loss of distillation, from labels and from a teacher."""
 
 from __future__ import annotations
 
@@ -16,53 +16,55 @@ from umem.errors import DistillationError, SizeError, StateError, UnsupportedErr
 
 Loss = Callable[[Any, Any], Any]
 TEMPERATURES = 0.001, 1000
-"""Beyond these float32 cannot represent the gradient: the softmax is uniform, or one-hot. Round
-numbers: where that begins depends on the scores."""
+"""Beyond these float32 cannot represent the gradient: the softmax is uniform, or one-hot. They are
+round numbers, because the exact limits depend on the scores."""
 
 
 class DistillingLoss:
     """A loss function for a student: cross entropy with labels, plus the distance to a teacher's
     output.
 
-    ``optimizer.update(loss, x, t)``. With scores z of the student, v of the teacher, both of shape
-    (n, classes, ...), a temperature T and a weight w the loss is (1 - w) * lossfun(z, t) + w * T**2
-    * KL(softmax(v / T) || softmax(z / T)), where KL is the mean over the rows. With a weight of 0
-    it is the plain loss, to the bit, and the teacher does not run. Rows of label -1 have the
-    teacher's share alone. It reports ``loss``, ``label_loss``, ``teacher_loss``, and ``accuracy``
-    on rows with labels, unless a Classifier is to compute none; one with an ``accfun`` of its own
-    reports what that says.
+    Use it as ``optimizer.update(loss, x, t)``. For scores z of the student and v of the teacher,
+    both of shape (n, classes, ...), a temperature T and a weight w, the loss is (1 - w) *
+    lossfun(z, t) + w * T**2 * KL(softmax(v / T) || softmax(z / T)), where KL is the mean over the
+    rows. With a weight of 0 it is the plain loss, to the bit, and the teacher does not run. Rows of
+    label -1 have only the teacher's share. It reports ``loss``, ``label_loss``, ``teacher_loss``,
+    and ``accuracy`` on rows with labels. A Classifier's ``compute_accuracy`` turns the accuracy
+    off, and its own ``accfun`` replaces it.
 
     Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
 
-    The teacher runs first, and changes nothing else of the run; see `Teacher`. Its arrays are its
-    parameters, and while it runs what its code holds at once; after that, two arrays as large as
-    its scores. Waits for the GPU once a step, to see that the scores are finite.
+    The teacher runs first, and changes nothing else of the run; see `Teacher`. It takes memory for
+    its parameters, and while it runs for the arrays that its code holds at once; afterwards, for
+    two arrays as large as its scores. It waits for the GPU once a step, to check that the scores
+    are finite.
 
     Args:
-        optimizer: the student's, set up; of a Classifier, the student is the predictor.
-        teacher: a link; of a Classifier, its predictor. Given inputs as the student is.
+        optimizer: the student's, set up; if its model is a Classifier, the student is the
+            predictor.
+        teacher: a link, which gets the student's inputs; of a Classifier, its predictor.
         temperature: from 0.001 to 1000; the higher, the more the teacher's small scores count. In
-            float32 the loss is off by about 1e-7 * T**2 beside its gradient, which is not.
+            float32 the loss is off by about 1e-7 * T**2; its gradient is not.
         weight: the teacher's share, from 0 to 1.
         lossfun: a function of the student's scores and the labels; by default the Classifier's own,
-            else `softmax_cross_entropy`. It has to leave out rows of label -1, where there are any.
-        distance: a function of the student's output and the teacher's, in the place of T**2 * KL:
-            for what are no scores of classes.
-        label_key: where the labels are among what the loss is given: a place or a name; None: there
-            are none, which a weight of 1 takes. By default the Classifier's own, else the last.
+            else `softmax_cross_entropy`. It must ignore rows of label -1, if there are any.
+        distance: a function of the student's output and the teacher's that replaces T**2 * KL: for
+            outputs that are not scores of classes.
+        label_key: the labels' index or name among the loss's arguments; None: there are none, which
+            needs a weight of 1. By default the Classifier's own, else the last argument.
         teacher_precision: "float32", or "float16": a copy in halves.
         teacher_memory: None, or "managed": a copy of its parameters in managed memory.
-        device: where the teacher is to be, a Chainer device; by default the student's.
+        device: the teacher's Chainer device; by default the student's.
 
     Raises:
-        StateError: the optimizer is not set up; it trains the teacher, or what shares arrays with
-            it; the teacher is no link, or a parameter of it has no values; there are no labels, and
-            they have a share.
+        StateError: the optimizer is not set up; it trains the teacher, or arrays that the teacher
+            shares; the teacher is not a link, or a parameter of it has no values; there are no
+            labels, and their share is not 0.
         SizeError: temperature or weight is out of range.
         UnsupportedError: the student is a Classifier of a class with another ``forward``, and no
             ``lossfun`` is given; or see `Teacher`, also for DeviceNotFoundError.
-        DistillationError: in an update: scores of the teacher are not finite, or of another shape
-            than the student's. No parameter was changed.
+        DistillationError: in an update, if scores of the teacher are not finite, or of another
+            shape than the student's. No parameter was changed.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class DistillingLoss:
         self.label_key = label_key
         if label_key is None and self.weight < 1:
             raise StateError(
-                f"label_key=None says that there are no labels, and with a weight of {self.weight} "
+                f"label_key=None means that there are no labels, but at weight={self.weight} "
                 "they have a share in the loss: give weight=1"
             )
         where = target.device if device is None else chainer.get_device(device)
@@ -135,7 +137,7 @@ class DistillingLoss:
         return {"accuracy": F.accuracy(scores.array, labels, NO_LABEL)} if is_one else {}
 
     def _distance_from_teacher(self, given: Given) -> Callable[[Any], Any]:
-        """Run the teacher; returns a function that gives the student's distance from its output."""
+        """Run the teacher; returns a function from the student's output to the distance."""
         output = self.teacher(int(self._optimizer.t), *given.args, **given.kwargs)
         distance = self._distance
         if distance is not None:
@@ -186,7 +188,7 @@ class Softened:
 
 
 def _in_type_of(share: Any, loss: Any) -> Any:
-    """Cast a loss to the dtype of the teacher's, which is float32 for float16 scores."""
+    """Cast a loss to the dtype of the teacher's loss, which is float32 for float16 scores."""
     return loss if loss.dtype == share.dtype else F.cast(loss, share.dtype)
 
 
@@ -197,7 +199,7 @@ def _single(x: Any) -> Any:
     return F.cast(x, "float32") if isinstance(x, chainer.Variable) else x.astype("float32")
 
 
-# -- what cannot be -----------------------------------------------------------------------------
+# -- refusals -----------------------------------------------------------------------------------
 
 
 def _within(name: str, value: Any, low: float, high: float) -> float:
@@ -206,7 +208,7 @@ def _within(name: str, value: Any, low: float, high: float) -> float:
     except (TypeError, ValueError):
         number = low - 1
     if not low <= number <= high:
-        why = ": beyond, float32 has no digits for it" if high > 1 else ""
+        why = ": float32 has no digits beyond them" if high > 1 else ""
         raise SizeError(f"{name} must be a number from {low} to {high}{why}; got {quoted(value)}")
     return number
 
@@ -214,13 +216,13 @@ def _within(name: str, value: Any, low: float, high: float) -> float:
 def _check_apart(teacher: Any, target: Any) -> None:
     """Raise StateError unless the teacher is a Link that shares no array with the student."""
     if not isinstance(teacher, chainer.Link):
-        raise StateError(f"a teacher is a chainer.Link; got {type(teacher).__name__}")
+        raise StateError(f"a teacher must be a chainer.Link; got {type(teacher).__name__}")
     trained = {id(one) for _, one in values_of(target)}
     for name, one in values_of(teacher):
         if id(one) in trained:
             raise StateError(
-                f"the teacher's {name} is the student's too, so that training changes it: give the "
-                "teacher arrays of its own, such as teacher.copy(mode='copy'); without a mode "
+                f"the teacher's {name} is also the student's, and training would change it: give "
+                "the teacher its own arrays, such as teacher.copy(mode='copy'); without a mode "
                 "Chainer's copies share them"
             )
 
@@ -228,14 +230,14 @@ def _check_apart(teacher: Any, target: Any) -> None:
 def _check_calls(classifier: Any) -> None:
     if classifier is not None and type(classifier).forward is not L.Classifier.forward:
         raise UnsupportedError(
-            f"{type(classifier).__name__} has a forward of its own, which is not called: scores "
-            "are its predictor's, and what they cost is said by lossfun=, a function of scores and "
-            "labels"
+            f"{type(classifier).__name__} has its own forward, which is not called: give "
+            "lossfun=, a function of scores and labels, to compute the loss from its "
+            "predictor's scores"
         )
 
 
 def _check_finite(output: Any) -> None:
-    """Raise DistillationError if an output has NaN or infinity; outputs that are no arrays are
+    """Raise DistillationError if an output has NaN or infinity; outputs that are not arrays are
     skipped.
     """
     array = output.array if isinstance(output, chainer.Variable) else output
@@ -245,7 +247,7 @@ def _check_finite(output: Any) -> None:
     if bool(is_bad.any()):
         rows = int(is_bad.reshape(len(array), -1).any(axis=1).sum()) if array.ndim else 1
         raise DistillationError(
-            f"what the teacher says of {rows} of {len(array) if array.ndim else 1} rows is not "
-            "finite: see that the inputs are, that the teacher was trained, and, in float16, that "
-            'its activations stay below 65504, or take teacher_precision="float32"'
+            f"the teacher's output for {rows} of {len(array) if array.ndim else 1} rows is not "
+            "finite: check that the inputs are, that the teacher is trained, and, in float16, that "
+            'its activations stay below 65504, or use teacher_precision="float32"'
         )

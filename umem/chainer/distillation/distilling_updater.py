@@ -1,4 +1,4 @@
-"""A Trainer's updater whose model learns from a teacher, too."""
+"""A Trainer's updater whose model also learns from a teacher."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from umem.errors import StateError
 class DistillingUpdater(updaters.StandardUpdater):
     """A `StandardUpdater` whose model, the student, learns from labels and from a teacher's output.
 
-    The loss, its options and its errors are those of `DistillingLoss`; all other arguments those of
-    ``chainer.training.StandardUpdater``, by keyword, but for ``loss_func``, in whose place
-    ``lossfun`` is a function of scores and labels as in ``chainer.links.Classifier``. With a weight
-    of 0 an update is StandardUpdater's, to the bit.
+    The loss, its options and its errors are those of `DistillingLoss`. Pass the arguments of
+    ``chainer.training.StandardUpdater`` by keyword, except ``loss_func``: give ``lossfun``, a
+    function of scores and labels as in ``chainer.links.Classifier``. With a weight of 0 an update
+    is StandardUpdater's, to the bit.
 
     Args:
-        iterator: gives the batches; of several, the one named "main".
-        optimizer: the student's; of several, the one named "main".
+        iterator: gives the batches; among several, the one named "main".
+        optimizer: the student's; among several, the one named "main".
         teacher: a trained network; see `DistillingLoss`.
-        unlabelled: an iterator over inputs without labels, whose batch is added to each of the
-            main one's, with labels of -1; its items are those of the main one without their label.
-            One in the dictionary of iterators, named "unlabelled", does as well. Not asked where
-            the weight is 0.
+        unlabelled: an iterator over inputs without labels. Each of its batches is added to one of
+            the main iterator's, with labels of -1; its items are the main one's without their
+            label. Or name it "unlabelled" in a dictionary of iterators. It is not read if the
+            weight is 0.
 
-    Serialises as StandardUpdater does, which can read it; the teacher is not saved: give the same
-    one to a resumed run.
+    `StandardUpdater` can read its serialised state. The teacher is not saved: give the same one to
+    a resumed run.
 
     Raises:
-        As `DistillingLoss`. StateError in an update: items without a label that have one, or no
-            more of them.
+        As `DistillingLoss`. StateError in an update: items of ``unlabelled`` have a label, or it
+            has ended.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DistillingUpdater(updaters.StandardUpdater):
         super().__init__(iterators, optimizer, device=device, **kwargs)
 
     def update_core(self) -> None:
-        """Update the student by the next batch, and by the next unlabelled one."""
+        """Update the student with the next batch, and the next unlabelled one."""
         iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
         more = self._unlabelled()
         samples = iterator.next()
@@ -96,10 +96,10 @@ class DistillingUpdater(updaters.StandardUpdater):
             optimizer.new_epoch(auto=True)
 
     def _unlabelled(self) -> list[Any]:
-        """Return the next unlabelled batch; drawn before the labelled one, so that an error loses
-        none.
+        """Return the next unlabelled batch. It is drawn before the labelled one, so that an error
+        loses none.
         """
-        # get_iterator would raise where there is none.
+        # get_iterator would raise if there is none.
         if "unlabelled" not in self._iterators or not self.loss.weight:
             return []
         try:
@@ -107,5 +107,5 @@ class DistillingUpdater(updaters.StandardUpdater):
         except StopIteration:
             raise StateError(
                 f"the unlabelled iterator has ended after {self.iteration} updates, and each takes "
-                "a batch of it: make it with repeat=True"
+                "one of its batches: make it with repeat=True"
             ) from None

@@ -1,4 +1,4 @@
-"""Rules of `slimmer`: what a layer may become, which layers they take, and why one cannot be."""
+"""Rules of `slimmer`: the smaller layers, the layers that they apply to, and their refusals."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LowRank(RankWish):
-    """Rule: exchange `Linear` and `EmbedID` for their nearest low-rank factors (truncated SVD).
+    """Rule: replace `Linear` and `EmbedID` by their nearest low-rank factors (truncated SVD).
 
     Args:
-        rank: of the weight; or instead of it
-        energy: the least that keeps this share of the sum of squares of the weights, at most 1, or
+        rank: of the weight; or instead
+        energy: the least rank that keeps this share of the sum of squares of the weights, at most
+            1; or instead
         limit: the largest rank with which a layer's parameters take at most these bytes.
 
     Raises:
-        SizeError: not one of the three, or out of range.
+        SizeError: not exactly one of the three is given, or it is out of range.
     """
 
     takes: ClassVar[tuple[type, ...]] = (L.Linear, L.EmbedID)
@@ -47,14 +48,14 @@ class LowRank(RankWish):
 
 @dataclass(frozen=True)
 class Separable:
-    """Rule: exchange `Convolution2D` for the nearest `SeparableConvolution2D`.
+    """Rule: replace `Convolution2D` by the nearest `SeparableConvolution2D`.
 
     Args:
-        multiplier: kernels for each input channel; with as many as a kernel has pixels, or as there
+        multiplier: kernels for each input channel. With as many as a kernel has pixels, or as there
             are output channels, the function stays the same.
 
     Raises:
-        SizeError: it is below 1.
+        SizeError: the multiplier is below 1.
     """
 
     takes: ClassVar[tuple[type, ...]] = (L.Convolution2D,)
@@ -70,13 +71,13 @@ class Separable:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Rule: exchange `Convolution2D` for a grouped one with the weights inside the groups.
+    """Rule: replace `Convolution2D` by a grouped one with the weights inside the groups.
 
     Args:
-        groups: at least 2; divides the channels on both sides.
+        groups: at least 2; must divide the channels on both sides.
 
     Raises:
-        SizeError: it is below 2.
+        SizeError: ``groups`` is below 2.
     """
 
     takes: ClassVar[tuple[type, ...]] = (L.Convolution2D,)
@@ -95,7 +96,7 @@ class TiedTo:
     """Rule: tie the parameter or layer to the one at the rule's path; see `tie`.
 
     Args:
-        first: the path of the one whose parameters stay.
+        first: the path whose parameters stay.
     """
 
     first: str
@@ -109,14 +110,14 @@ Rules = Mapping[Any, Any] | Sequence[tuple[Any, Any]]
 
 
 def split_rules(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[str, str]]]:
-    """Check rules, and separate those that exchange layers from those that tie them.
+    """Check rules, and separate those that replace layers from those that tie them.
 
     Raises:
         LayerError: there are no rules, or one is not a rule.
     """
     if isinstance(rules, str) or not isinstance(rules, (Mapping, Iterable)):
         raise LayerError(
-            'rules are a dict or pairs, such as {"/fc*": LowRank(energy=0.9)}; got '
+            'rules must be a dict or pairs, such as {"/fc*": LowRank(energy=0.9)}; got '
             f"{quoted(rules)}"
         )
     pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
@@ -133,8 +134,8 @@ def split_rules(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[
             exchanges.append((where, what))
         else:
             raise LayerError(
-                "a rule is a path with * and ?, or a class of links, and LowRank, Separable or "
-                f"Grouped; or a path and TiedTo(another); got {where!r}: {what!r}"
+                "a rule is a path with * and ?, or a class of links, with LowRank, Separable or "
+                f"Grouped; or a path with TiedTo(another); got {where!r}: {what!r}"
             )
     return exchanges, ties
 
@@ -142,13 +143,13 @@ def split_rules(rules: Rules) -> tuple[list[tuple[Where, Exchange]], list[tuple[
 def chosen_layers(
     model: Any, exchanges: Sequence[tuple[Where, Exchange]]
 ) -> list[tuple[LinkPlace, Exchange]]:
-    """Choose the layers to exchange; the first rule that matches a layer applies.
+    """Choose the layers to replace; the first rule that matches a layer applies.
 
-    A path with * is for layers, and passes over the chains that they are in; a class passes over
-    the parts of layers that are small already.
+    A path with * matches layers, not the chains that contain them. A class does not match the parts
+    of layers that are small already.
 
     Raises:
-        LayerError: a rule takes none, or takes some that cannot be exchanged; each is named.
+        LayerError: a rule matches no layer, or layers that cannot be replaced; each is named.
     """
     every = links_by_path(model)
     found: dict[str, tuple[LinkPlace, Exchange]] = {}
@@ -156,7 +157,7 @@ def chosen_layers(
         those = {path for path, spot in every.items() if _is_meant(where, spot)} - found.keys()
         if not those:
             there = _every_layer(every)
-            raise LayerError(f"the rule for {_named(where)} takes no layer; there are {there}")
+            raise LayerError(f"the rule for {_named(where)} matches no layer; there are {there}")
         found.update({path: (every[path], what) for path in those})
     in_order = [found[path] for path in every if path in found]
     held = holders(model)
@@ -188,14 +189,14 @@ def _every_layer(every: Mapping[str, LinkPlace]) -> str:
 
 
 def _why_not(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> str | None:
-    """Return why a layer cannot be exchanged, whatever its weights; None if it can."""
+    """Return why a layer cannot be replaced, whatever its weights; None if it can."""
     link = spot.link
     why = next(_reasons(spot, what, held), None)
     return why and f"{spot.path} ({type(link).__name__}): {why}"
 
 
 def _reasons(spot: LinkPlace, what: Exchange, held: Mapping[int, list[str]]) -> Iterator[str]:
-    """Yield the reasons for which a layer cannot be exchanged by a rule."""
+    """Yield the reasons why a rule cannot replace a layer."""
     link = spot.link
     if type(link) not in what.takes:
         names = " and ".join(kind.__name__ for kind in what.takes)

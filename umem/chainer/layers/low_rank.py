@@ -1,4 +1,4 @@
-"""Linear and EmbedID with weights of low rank: two factors in the place of one matrix."""
+"""Linear and EmbedID with weights of low rank: two factors instead of one matrix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TwoFactors(chainer.Chain):
     """Base of low-rank links, made of two of Chainer's links.
 
     Attributes:
-        reduce: the link that maps to ``rank`` values.
-        expand: the `Linear` that maps from them.
+        reduce: the link that maps inputs to ``rank`` values.
+        expand: the `Linear` that maps these values to the result.
     """
 
     names: tuple[str, ...] = ()
@@ -47,16 +47,16 @@ class TwoFactors(chainer.Chain):
 class LowRankLinear(TwoFactors):
     """A `chainer.links.Linear` whose weight is a product of two factors: ``expand(reduce(x))``.
 
-    Parameters take ``rank * (in_size + out_size)`` elements in the place of ``in_size * out_size``,
-    and as many multiply-adds a sample; the bias comes on top.
+    Parameters have ``rank * (in_size + out_size)`` elements instead of ``in_size * out_size``, and
+    a sample takes as many multiply-adds; the bias is extra.
 
     Args:
-        in_size: elements of a sample; None, or left out, takes it from the first batch.
+        in_size: elements of a sample; None, or omitted: taken from the first batch.
         out_size: elements of its result.
         rank: values between the factors.
         nobias: as in Chainer.
-        initialW: initialiser of each factor, by default Chainer's of `Linear`; weights that are
-            there go through `from_linear`.
+        initialW: initialiser of each factor, by default Chainer's of `Linear`. To start from
+            existing weights, use `from_linear`.
         initial_bias: as in Chainer.
 
     Raises:
@@ -99,14 +99,14 @@ class LowRankLinear(TwoFactors):
         Cost: a singular value decomposition in float64 on the host.
 
         Args:
-            link: has a weight; where it is on a GPU, so is the result.
+            link: has a weight; the result is on the same device.
             rank: of the weight.
-            energy: in the place of a rank: the least that keeps this share of the sum of squares.
-            limit: in place of a rank: the largest with which parameters take at most this many
-                bytes, the bias included; an int or "64KiB".
+            energy: instead of a rank: the least that keeps this share of the sum of squares.
+            limit: instead of a rank: the largest with which parameters take at most this many
+                bytes, including the bias; an int or "64KiB".
 
         Raises:
-            SizeError: not one of the three, or a rank, share or limit that cannot be.
+            SizeError: not exactly one of the three is given, or it is out of range.
             DataError: the weight has NaN or infinity, or no shape yet.
         """
         wish, weight = RankWish(rank, energy, limit), on_host(link, "W")
@@ -130,23 +130,23 @@ class LowRankLinear(TwoFactors):
         return self.expand.b is None
 
     def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
-        """Apply both factors; arguments and result are those of `Linear`."""
+        """Apply both factors; arguments and result are as in `Linear`."""
         return self.expand(self.reduce(x, n_batch_axes), n_batch_axes)
 
 
 class LowRankEmbedID(TwoFactors):
     """A `chainer.links.EmbedID` whose table is a product of two factors.
 
-    A smaller table has ``rank`` elements an identifier, from which a `Linear` without bias makes
-    ``out_size``: ``rank * (in_size + out_size)`` elements in the place of ``in_size * out_size``. A
-    sample takes ``rank * out_size`` multiply-adds, where a table takes none.
+    The smaller table has ``rank`` elements an identifier, and a `Linear` without bias expands them
+    to ``out_size``: ``rank * (in_size + out_size)`` elements instead of ``in_size * out_size``. A
+    sample takes ``rank * out_size`` multiply-adds; a plain table takes none.
 
     Args:
-        in_size: identifiers.
+        in_size: the number of identifiers.
         out_size: elements of an embedding.
         rank: elements of an identifier in the table.
-        initialW: initialiser of the table, by default Chainer's of `EmbedID`; what expands it has
-            that of `Linear`. Weights that are there go through `from_embed_id`.
+        initialW: initialiser of the table, by default Chainer's of `EmbedID`; the second factor is
+            initialised as a `Linear`. To start from existing weights, use `from_embed_id`.
         ignore_label: as in Chainer; its embedding is 0.
 
     Raises:
@@ -212,7 +212,7 @@ class LowRankEmbedID(TwoFactors):
 
 
 def _cut(weight: Any, wish: RankWish, bias_bytes: int) -> tuple[Any, Any]:
-    """Cut a weight of shape (m, n) to the rank wished for, in float64."""
+    """Cut a weight of shape (m, n) to the requested rank, in float64."""
     left, singular, right = decomposed(weight, "the weight")
     unit = int(sum(weight.shape)) * int(np.dtype(weight.dtype).itemsize)
     return factors(left, singular, right, wish.of(singular, unit, bias_bytes))

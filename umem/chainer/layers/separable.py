@@ -19,24 +19,24 @@ __all__ = ["SeparableConvolution2D", "in_groups"]
 class SeparableConvolution2D(chainer.Chain):
     """A depthwise-separable convolution: one a channel, then a 1 x 1 convolution across channels.
 
-    Parameters take ``multiplier * in_channels * (kh * kw + out_channels)`` elements in the place of
-    ``in_channels * kh * kw * out_channels``, and as many multiply-adds a pixel of the result; the
-    bias comes on top. Both parts are `chainer.links.Convolution2D`, the first with as many groups
-    as channels, since Chainer's `DepthwiseConvolution2D` knows no dilation.
+    Parameters have ``multiplier * in_channels * (kh * kw + out_channels)`` elements instead of
+    ``in_channels * kh * kw * out_channels``, and a pixel of the result takes as many multiply-adds;
+    the bias is extra. Both parts are `chainer.links.Convolution2D`, the first with as many groups
+    as channels, since Chainer's `DepthwiseConvolution2D` has no dilation.
 
-    On NumPy a convolution in many groups makes more, smaller products, so that fewer operations
-    need not take less time.
+    On NumPy a convolution in many groups computes more, smaller products, so that fewer operations
+    may not take less time.
 
     Args:
-        in_channels: channels; None takes them from the first batch.
+        in_channels: channels of x; None: taken from the first batch.
         out_channels: channels of the result.
-        ksize: size of the kernels, an int or a pair; as in `Convolution2D` the first of the three
-            may be left out.
+        ksize: size of the kernels, an int or a pair; as in `Convolution2D` the first of these three
+            may be omitted.
         stride: of the first part, as in Chainer.
         pad: of the first part, as in Chainer.
         nobias: whether the second part has no bias; the first never has one.
-        initialW: initialiser of both parts, by default Chainer's; weights that are there go
-            through `from_convolution`.
+        initialW: initialiser of both parts, by default Chainer's. To start from existing weights,
+            use `from_convolution`.
         initial_bias: as in Chainer.
         dilate: of the first part.
         multiplier: kernels for each channel.
@@ -94,8 +94,8 @@ class SeparableConvolution2D(chainer.Chain):
         """Approximate a trained `Convolution2D`, which is not changed, by the nearest separable
         one.
 
-        The kernels that an input channel has, one for each output channel, are a matrix; its best
-        approximation of rank ``multiplier`` is what the two parts can say, and no separable
+        For each input channel, its kernels for all output channels form a matrix. The two parts
+        represent the best approximation of rank ``multiplier`` of that matrix, and no separable
         convolution has weights nearer in the sum of squares (Guo et al., "Network Decoupling", BMVC
         2018, for the two as one).
 
@@ -147,25 +147,25 @@ class SeparableConvolution2D(chainer.Chain):
     def forward(self, x: Any) -> Any:
         """Apply both parts; x has shape (n, in_channels, h, w)."""
         if self.in_channels is None:
-            # Only now is it known how many groups there are, also where weights were loaded.
+            # The number of groups is known only now, also if weights were loaded.
             self.in_channels = self.depthwise.groups = int(x.shape[1])
             self.depthwise.out_channels = self.in_channels * self.multiplier
         return self.pointwise(self.depthwise(x))
 
 
 def in_groups(link: Any, groups: int) -> Any:
-    """Make a grouped convolution of a trained `Convolution2D`, which is not changed.
+    """Make a grouped convolution from a trained `Convolution2D`, which is not changed.
 
     The weights inside the groups are kept, in the present order of channels: no grouped convolution
-    of these groups has weights nearer in the sum of squares. The other weights are lost; training
-    on makes up for them.
+    with these groups has weights nearer in the sum of squares. The other weights are lost; further
+    training compensates.
 
     Args:
         link: has a weight, and no groups.
         groups: above 1; divides the channels on both sides.
 
     Raises:
-        SizeError: groups that do not divide them, or are there already.
+        SizeError: the groups do not divide the channels, or the link has groups already.
         DataError: the weight has NaN or infinity, or no shape yet.
     """
     weight = on_host(link, "W")
@@ -174,7 +174,7 @@ def in_groups(link: Any, groups: int) -> Any:
     check_groups(groups)
     if outs % groups or ins % groups:
         raise SizeError(
-            f"{groups} groups do not divide its {ins} channels and its {outs} of the result"
+            f"{groups} groups do not divide its {ins} input and {outs} output channels"
         )
     refuse_nan(weight, "the weight")
     blocks = weight.reshape(groups, outs // groups, groups, ins // groups, height, width)
@@ -190,9 +190,9 @@ def in_groups(link: Any, groups: int) -> Any:
 
 
 def check_groups(groups: Any) -> None:
-    """Raise a SizeError unless groups is an integer above 1."""
+    """Raise SizeError unless groups is an integer above 1."""
     if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 2:
-        raise SizeError(f"groups are an int of at least 2; got {groups!r}")
+        raise SizeError(f"groups must be an int of at least 2; got {groups!r}")
 
 
 def _refuse_groups(link: Any) -> None:

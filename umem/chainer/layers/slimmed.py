@@ -1,4 +1,4 @@
-"""`slimmer`: layers of a model are exchanged for smaller ones, in place, all of them or none."""
+"""`slimmer`: replace layers of a model with smaller ones, in place, all of them or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Slimmed", "slimmer"]
 
 
 def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = False) -> Slimmed:
-    """Exchange layers of a model for smaller ones in place, and print bytes and operations.
+    """Replace layers of a model with smaller ones in place, and print bytes and operations.
 
     ::
 
@@ -38,37 +38,35 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
             x[:1],
         )
 
-    New layers are made of the weights that are there: the nearest of their kind. Results change,
-    and so does what is learnt: train on, and look at the accuracy. The new layers stand in the old
-    ones' places, in a Chain, ChainList or Sequential. A layer that would not get smaller is left as
-    it is, and its row says so.
+    Each new layer is made from the old weights: the nearest of its kind. Results change, and so
+    does training: train further, and check the accuracy. The new layers take the old ones' places
+    in a Chain, ChainList or Sequential. A layer that would not get smaller stays, and its row says
+    so.
 
-    An optimizer that is set up can be used on: new parameters have rules like those of the layer's,
-    with its hyper-parameters and hooks, and with state that begins at nothing, counts of updates
-    included. All other state stays. ``undo()`` brings the old layers back with the weights and the
-    state that they had.
+    An optimizer that is set up still works. New parameters get the layer's rules, hyper-parameters
+    and hooks, with fresh state and update counts. All other state stays. ``undo()`` restores the
+    old layers with their weights and their state.
 
     Cost: a singular value decomposition a layer, on the host; with an example two forward passes.
 
     Args:
-        model: a link with links in it, whose arrays are there.
-        rules: by path with * and ?, as ``namedlinks`` says it, or by class, what layers become; a
-            dict or pairs. The first that takes a layer counts. `TiedTo` is for whole paths.
-        example: arrays that the model can be called with, one or a tuple: a batch of samples along
-            the first axis. With it operations are counted, from a traced forward pass, and the
-            exchange is undone where the model then does not call the new layers as often, fails,
-            or returns another shape.
+        model: a link with links in it, whose arrays are initialised.
+        rules: a dict or pairs: a path with * and ?, as in ``namedlinks``, or a class, and the rule
+            for such layers. The first that matches a layer applies. `TiedTo` needs a whole path.
+        example: arrays to call the model with, one or a tuple: a batch of samples along the first
+            axis. With it a traced forward pass counts operations. The exchange is undone if the
+            model then does not call the new layers as often, fails, or returns another shape.
         quiet: print nothing.
 
     Returns:
-        what was done, with ``undo()``; its text is the report.
+        The exchanged layers; ``undo()`` restores the old ones, and its text is the report.
 
     Raises:
-        LayerError: a rule takes no layer; layers that cannot be exchanged, each named with why; or
-            the model does not work with the new ones.
+        LayerError: a rule matches no layer; layers that cannot be replaced, each with the reason;
+            or the model does not work with the new layers.
         SizeError: a rule's numbers are out of range.
-        StateError: half precision, states in bfloat16 or an optimizer in shards is on, or calls of
-            update of a group of `umem.chainer.accumulate` wait for the others.
+        StateError: half precision, states in bfloat16 or an optimizer in shards is on, or an
+            incomplete group of `umem.chainer.accumulate` has calls of update.
 
     After any of them the model is as before.
     """
@@ -82,10 +80,10 @@ def slimmer(model: Any, rules: Rules, example: Any = None, *, quiet: bool = Fals
 
 
 class Slimmed(Switch):
-    """The layers that `slimmer` exchanged; as text, a table with a row a layer and totals.
+    """The layers that `slimmer` replaced; as text, a table with a row a layer and totals.
 
     Attributes:
-        rows: a row a layer that a rule took.
+        rows: a row for each layer that a rule matched.
         totals: bytes and operations of the whole model, before and after.
     """
 
@@ -143,11 +141,11 @@ class Slimmed(Switch):
             return forward_costs(self._model, layers, self._inputs)
         except Exception as error:
             raise LayerError(
-                f"the model fails {when} ({type(error).__name__}: {error}); it is as it was"
+                f"the model fails {when} ({type(error).__name__}: {error}); it is unchanged"
             ) from error
 
     def _checked(self, before: ForwardCosts, made: list[tuple[LinkPlace, Any]]) -> ForwardCosts:
-        """Trace the model with new layers, and check the shape and dtype of its outputs against the
+        """Trace the model with new layers, and compare the shape and dtype of its outputs with the
         old.
         """
         new = {spot.path: link for spot, link in made}
@@ -155,8 +153,8 @@ class Slimmed(Switch):
         lost = [path for path in new if after.calls[path] != before.calls[path]]
         if lost:
             raise LayerError(
-                f"the model does not call what is now at {', '.join(lost)}: it keeps the old layer "
-                "somewhere else"
+                f"the model does not call the new layers at {', '.join(lost)}: it has another "
+                "reference to the old ones"
             )
         if after.outputs != before.outputs:
             raise LayerError(
@@ -166,11 +164,11 @@ class Slimmed(Switch):
         return after
 
     def _refuse(self) -> None:
-        """Refuse to be undone where something would be lost.
+        """Refuse to undo if something would be lost.
 
         Raises:
-            StateError: a new layer is not there any more, or was tied or slimmed since, or what
-                `slimmer` refuses is on.
+            StateError: a new layer is missing, or was tied or slimmed since, or `slimmer` would
+                refuse the model.
         """
         if self._put_in:
             refuse_exchange(self._model, "undo slimmer")
@@ -178,7 +176,7 @@ class Slimmed(Switch):
             self._refuse_to_lose(place, inside)
 
     def _take_back(self) -> None:
-        """Bring the old layers back, with the weights they had; others keep what they learnt."""
+        """Restore the old layers with their weights; other layers keep their training."""
         while self._undone:
             self._undone.pop()()
 
@@ -186,7 +184,7 @@ class Slimmed(Switch):
         """Raise StateError if undoing would lose a later exchange or tie of a new layer."""
         held = holders(self._model)
         if id(place.link) not in held:
-            raise StateError(f"what slimmer put at {place.path} is not in the model any more")
+            raise StateError(f"slimmer's layer at {place.path} is no longer in the model")
         if [id(one) for one in place.link.links()] != inside:
             raise StateError(f"layers in {place.path} were exchanged since: undo that first")
         shared = {id(one): name for name, one in place.link.namedparams()}
@@ -204,7 +202,7 @@ def _exchanged(links_by_path: Sequence[tuple[LinkPlace, Exchange]]) -> list[tupl
     """Make the new links; a layer that would not get smaller keeps its link.
 
     Raises:
-        LayerError: some cannot be made, each named with why.
+        LayerError: some cannot be made, each named with the reason.
     """
     made, reasons = [], []
     for spot, what in links_by_path:
@@ -222,7 +220,7 @@ def _exchanged(links_by_path: Sequence[tuple[LinkPlace, Exchange]]) -> list[tupl
 
 
 def _give_rules(old: Any, new: Any) -> None:
-    """Give new parameters rules like those of the old, without state."""
+    """Give new parameters the old ones' rules, without state."""
     for name, parameter in new.namedparams():
         its = getattr(old, name.rpartition("/")[2], None)
         if its is not None and its.update_rule is not None:
@@ -232,10 +230,10 @@ def _give_rules(old: Any, new: Any) -> None:
 def _without_state(rule: Any) -> Any:
     """Copy an update rule with its hooks and hyper-parameters, without state."""
     made = copy.copy(rule)
-    # A shallow copy shares these; a rule has no public way to begin anew.
+        # A shallow copy shares these; a rule has no public way to reset them.
     made._state, made._fp32_param, made.t = None, None, 0
     made.hyperparam = copy.copy(rule.hyperparam)
-    # The hooks are in a private object, which the copy would share, too.
+        # The hooks are in a private object, which the copy would also share.
     made._hookable = copy.copy(rule._hookable)
     for hooks in ("_pre_update_hooks", "_post_update_hooks"):
         setattr(made._hookable, hooks, copy.copy(getattr(rule._hookable, hooks)))
@@ -254,7 +252,7 @@ def _row(
     return LayerRow(
         spot.path,
         _kind(spot.link),
-        "as it was: it would get no smaller" if is_same else _kind(link),
+        "unchanged: it would get no smaller" if is_same else _kind(link),
         parameter_bytes(spot.link),
         parameter_bytes(link),
         None if before is None else before.of_layer[spot.path] / samples,

@@ -2,8 +2,8 @@
 
 Chainer lists a Parameter once for each link that it is registered with: `params()` would yield it
 twice, an optimizer update it twice with the whole gradient, hooks that sum norms count it twice,
-and a serializer write it twice. So only one link has it registered, and the others merely hold it.
-A copy of the chain above them ties what it copied.
+and a serializer write it twice. So only one link has it registered, and the others have it as a
+plain attribute. A copy of the chain above them is tied, too.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ def tie(model: Any, first: str, *others: str) -> Ties:
         umem.chainer.tie(model, "/embed/W", "/score/W")
         umem.chainer.tie(model, "/block0", "/block1", "/block2")  # layers shared whole
 
-    From then on they are the first's alone in ``params()`` and ``namedparams()``: counted, updated
-    and saved once, by every optimizer, hook and serializer. Gradients of all places are added up.
-    Running statistics and other values that are no parameters stay each link's own. Where Chainer
-    shares a Parameter already, registered twice, this has it be listed once.
+    From then on ``params()`` and ``namedparams()`` list only the first's: every optimizer, hook and
+    serializer counts, updates and saves them once. Gradients of all places are added up. Running
+    statistics and other values that are not parameters stay separate. If Chainer shares a Parameter
+    already, registered twice, it is now listed once.
 
-    What it holds for: `copy` of the model or of a chain above it, `copy.deepcopy`, pickle,
-    `to_device`; a file saved before, from which only the first's are read. A copy of one of the
-    links alone is no copy of the tie.
+    Ties survive `copy` of the model or of a chain above it, `copy.deepcopy`, pickle and
+    `to_device`. A file saved before can be loaded: only the first's parameters are read. A copy of
+    one of the links alone is not tied.
 
-    Tie before training. An optimizer that is set up goes on with the first's state; with one whose
-    state is in shards, tie before its first update.
+    Tie before training. An optimizer that is set up continues with the first's state; if its state
+    is in shards, tie before its first update.
 
     Args:
-        model: a chain that has the links in it.
-        first: the path of a parameter, or of a link, as ``namedparams`` and ``namedlinks`` say it.
-        others: of the same shapes and types, and for links with the same names.
+        model: a chain that contains the links.
+        first: the path of a parameter or a link, as in ``namedparams`` and ``namedlinks``.
+        others: paths of the same shapes and types, and for links with the same names.
 
     Returns:
-        the tie; its ``undo()`` gives the others back the parameters that they had.
+        The tie; its ``undo()`` restores the others' own parameters.
 
     Raises:
-        LayerError: no such place, a parameter without an array, other shapes, types or devices,
-            or one that is tied already.
-        StateError: an optimizer's state is in shards, or calls of update of a group of
-            `umem.chainer.accumulate` wait for the others. Nothing is tied.
+        LayerError: no such path, a parameter without an array, other shapes, types or devices, or
+            one that is tied already.
+        StateError: an optimizer's state is in shards, or an incomplete group of
+            `umem.chainer.accumulate` has calls of update. Nothing is tied.
 
     Source: Press and Wolf, "Using the Output Embedding to Improve Language Models" (EACL 2017).
     """
@@ -61,7 +61,7 @@ def tie(model: Any, first: str, *others: str) -> Ties:
         if not isinstance(place, str):
             raise LayerError(f"a place is a path such as '/embed/W'; got {quoted(place)}")
     if not others:
-        raise LayerError("tie needs two places of the model at least")
+        raise LayerError("tie needs at least two places of the model")
     firsts = _parameters(model, first)
     pairs: Pairs = []
     for other in others:
@@ -90,7 +90,7 @@ class Ties(Switch):
     """The ties that `tie` made in a model.
 
     Attributes:
-        pairs: the place that has the parameter registered, and one that merely holds it.
+        pairs: the place where the parameter is registered, and a place that shares it.
     """
 
     def __init__(self, model: Any, pairs: Pairs) -> None:
@@ -107,7 +107,7 @@ class Ties(Switch):
         refuse_tie(self._model, "undo the tie")
 
     def _take_back(self) -> None:
-        """Give the others back the parameters that they had."""
+        """Restore the others' own parameters."""
         before, self._before = self._before, []
         for held, parameter in before:
             device = vars(held.link)[held.name].device
@@ -123,30 +123,30 @@ class Ties(Switch):
 class CopyWithTies:
     """Replaces a chain's method `copy`, so that tied parameters are tied in the copy too.
 
-    It stands in the attributes of the lowest chain that has all of a tie in it. It knows links, not
-    paths: copying may change the order in which a Sequential lists what is in it.
+    It is an attribute of the lowest chain that contains a whole tie. It knows links, not paths:
+    copying may change the order in which a Sequential lists its links.
 
     Attributes:
-        pairs: as those of `Ties`.
+        pairs: see `Ties`.
     """
 
     def __init__(self, chain: Any, pairs: Pairs) -> None:
         self._chain, self.pairs = chain, pairs
 
     def leave_out(self, pair: tuple[TiedPlace, TiedPlace]) -> None:
-        """Drop a tie; with none left the chain gets its own method back."""
+        """Drop a tie; after the last one the chain gets its own method back."""
         self.pairs = [one for one in self.pairs if one is not pair]
         if not self.pairs:
             del self._chain.copy
 
     def __call__(self, mode: str = "share") -> Any:
-        """Copy the chain, and tie in the copy the parameters that are tied in it."""
+        """Copy the chain, and tie the same parameters in the copy."""
         made = type(self._chain).copy(self._chain, mode)
         new = {id(old): copied for old, copied in counterparts(self._chain, made)}
         pairs = [
             (first._replace(link=new[id(first.link)]), other._replace(link=new[id(other.link)]))
             for first, other in self.pairs
-            if id(first.link) in new and id(other.link) in new  # not replaced by another since
+            if id(first.link) in new and id(other.link) in new  # not replaced since
         ]
         made.copy = CopyWithTies(made, pairs)
         _hold(pairs)
@@ -171,14 +171,14 @@ def _carrier(model: Any, pair: tuple[TiedPlace, TiedPlace]) -> CopyWithTies:
     return carrier
 
 
-# -- what may be tied ----------------------------------------------------------------------------
+# -- which parameters may be tied ----------------------------------------------------------------
 
 _NAMED = 20
 """At most this many parameters are named in a message."""
 
 
 def _parameters(model: Any, path: str) -> dict[str, tuple[TiedPlace, Any]]:
-    """Return the parameters at a path by relative name: "" for a parameter, or those of a link."""
+    """Return the parameters at a path by relative name: "" for a parameter, or a link's names."""
     links = dict(model.namedlinks()) if isinstance(model, chainer.Link) else {}
     path = "/" + path.strip("/")
     found = {}
@@ -200,12 +200,12 @@ def _pairs(model: Any, first: str, firsts: dict[str, tuple[TiedPlace, Any]], oth
     """Pair the parameters of two paths, and check that each pair can be tied.
 
     Raises:
-        LayerError: the links have other parameters, or a pair cannot be tied.
+        LayerError: the links have different parameters, or a pair cannot be tied.
     """
     others = _parameters(model, other)
     if firsts.keys() != others.keys():
         raise LayerError(
-            f"{first} and {other} have other parameters: {sorted(firsts)} and {sorted(others)}"
+            f"{first} and {other} have different parameters: {sorted(firsts)} and {sorted(others)}"
         )
     pairs = []
     for key, (held, parameter) in firsts.items():
@@ -218,12 +218,12 @@ def _pairs(model: Any, first: str, firsts: dict[str, tuple[TiedPlace, Any]], oth
 
 
 def _check_free(model: Any, place: TiedPlace, parameter: Any) -> None:
-    """Raise LayerError if another place is tied to a parameter that is to be replaced."""
+    """Raise LayerError if another place is tied to a parameter that would be replaced."""
     for path, link in model.namedlinks():
         for name, value in vars(link).items():
             if value is parameter and name not in link._params:
                 raise LayerError(
-                    f"{path.rstrip('/')}/{name} is tied to {place}, which would be another's: name "
+                    f"{path.rstrip('/')}/{name} is tied to {place}, which would be replaced: name "
                     f"{place} first, or undo that tie before"
                 )
 
@@ -234,8 +234,8 @@ def _check_pair(first: TiedPlace, parameter: Any, other: TiedPlace, its: Any) ->
     """
     if first.name == other.name and first.link is other.link:
         raise LayerError(
-            f"{first} and {other} are one link: a layer to be used twice is registered once, and "
-            "called twice"
+            f"{first} and {other} are one link: to use a layer twice, register it once and "
+            "call it twice"
         )
     for held in (first, other):
         if held.name not in held.link._params:

@@ -19,9 +19,9 @@ from umem.chainer.parallel.ranks import Ranks
 class ParallelGraphConvolution(chainer.Link):
     """One layer A X W' + b with rows spread over ranks; `GraphConvolution` is the serial one.
 
-    Products with W are made by part, and the gradients of W and b are summed over parts in order:
-    so they are the same bits on every rank, and for any number of ranks of one cut. W and b start
-    as on rank 0. All ranks make it, and go forward and backward through it, in the same order.
+    Products with W are computed by part, and the gradients of W and b are summed over parts in
+    order: the same bits on every rank, and for any number of ranks of one cut. W and b start as on
+    rank 0. All ranks make it, and run forward and backward through it, in the same order.
 
     Args:
         comm: a communicator of ChainerMN or mpi4py; None: one process.
@@ -51,7 +51,7 @@ class ParallelGraphConvolution(chainer.Link):
 
         Args:
             graph: the rank's parts.
-            x: variable or array, or by part an array each, which stay where they are.
+            x: variable or array; or an array for each part, which are not copied.
         """
         w, b = (to_parts(self._ranks, len(graph.rows), p) for p in (self.W, self.b))
         if not self.multiplies_first(x):
@@ -73,7 +73,7 @@ class ParallelGCN(chainer.ChainList):
         in_size: features of a node.
         hidden: width of every layer but the last.
         classes: width of the last layer.
-        layers: graph convolutions, from 1.
+        layers: the number of graph convolutions, at least 1.
         dropout: share of the hidden values that training drops before each layer but the first.
     """
 
@@ -104,7 +104,7 @@ class ParallelGCN(chainer.ChainList):
 
         Args:
             x: the argument of the model.
-            train: whether backward is counted, too.
+            train: whether backward is also counted.
         """
         widths = []
         for number, layer in enumerate(self):

@@ -1,4 +1,4 @@
-"""A rank's parts of a graph, and what is summed over all parts."""
+"""A rank's parts of a graph, and sums over all parts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from umem.graphs import Array, Graph, open_cut, parts_of_ranks, rank_blocks
 class ParallelGraph:
     """This rank's parts of a partitioned graph: its rows, in the order of parts.
 
-    Every rank makes one, of the same folder and communicator, and calls every method that is said
-    to be for all ranks in the same order. Each opens the list of the cut and the files of its own
-    parts, and no other.
+    Every rank makes one from the same folder and communicator, and makes the collective calls in
+    the same order. Each rank opens the list of the cut and the files of its own parts only.
 
     Cost: about 40 bytes an entry of its rows while it is made, 8 after, and two buffers as large as
     the longest message: at most the rows of one part.
@@ -33,13 +32,13 @@ class ParallelGraph:
     Args:
         folder: an output of `umem.graphs.cut` or ``umem graph cut``.
         comm: a communicator of ChainerMN or mpi4py; None: this process has all parts.
-        graph: see that the cut is of this graph.
+        graph: check that the cut is of this graph.
 
     Attributes:
         ranks: the communicator.
         parts: this rank's parts.
         rows: the slice of each part's rows.
-        features: by part, float32 (n, F) in the files: what is not touched is not read.
+        features: by part, float32 (n, F) in the files; unused rows are not read.
         nodes: int32 (n,), the numbers of this rank's nodes in the graph.
         labels: int32 (n,).
         train_mask: bool (n,).
@@ -51,7 +50,7 @@ class ParallelGraph:
     Raises:
         SizeError: there are more ranks than parts; nothing was sent.
         DataError: a file cannot be read or is torn, the cut is of another graph, or a rank has
-            another cut, another umem or another Python: on every rank.
+            another cut, umem or Python version. It is raised on every rank.
     """
 
     def __init__(
@@ -113,9 +112,9 @@ class ParallelGraph:
         """Multiply this rank's rows of the normalised adjacency by x, differentiably; a collective
         call.
 
-        The rows of one remote part are there at a time, and in backward come again, as gradients.
-        Sums are over neighbours by part, from the row's own part on, in the order of parts: the
-        same bits on any number of ranks.
+        At any moment the rows of one remote part are in memory; backward sends them again, as
+        gradients. Sums are over neighbours by part, from the row's own part on, in the order of
+        parts: the same bits on any number of ranks.
 
         Mostafa, "Sequential Aggregation and Rematerialization: Distributed Full-batch Training of
         Graph Neural Networks on Large Graphs", MLSys 2022.
@@ -157,12 +156,12 @@ class ParallelGraph:
     def cross_entropy(self, scores: Any, labels: Any) -> Any:
         """Return the mean softmax cross entropy over all ranks' labelled nodes; a collective call.
 
-        Summed by part and then over parts in order. Each rank gets the same loss, and must run
-        backward from it. A rank may have no labelled node; if none has, the loss is 0.
+        Losses are summed by part, and then over parts in order. Each rank gets the same loss, and
+        must run backward from it. A rank may have no labelled node; if none has, the loss is 0.
 
         Args:
             scores: variable of floats, (n, classes).
-            labels: int (n,), -1 where a node does not count, such as `labels_where` returns.
+            labels: int (n,), -1 for nodes that do not count, as from `labels_where`.
 
         Returns:
             chainer.Variable: a scalar, the same on every rank.
@@ -174,12 +173,12 @@ class ParallelGraph:
     def accuracy(self, scores: Any, labels: Any) -> float:
         """Return the accuracy over all ranks' labelled nodes; a collective call.
 
-        Every rank gets the same number, so that all stop early or none does. Where no node has a
-        label it is not a number.
+        Every rank gets the same number, so that all stop early or none does. It is NaN if no node
+        has a label.
 
         Args:
             scores: variable or array of floats, (n, classes).
-            labels: int (n,), -1 where a node does not count.
+            labels: int (n,), -1 for nodes that do not count.
         """
         array = scores.array if isinstance(scores, chainer.Variable) else scores
         right = int(((array.argmax(axis=1) == labels) & (labels >= 0)).sum())

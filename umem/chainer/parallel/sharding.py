@@ -1,4 +1,4 @@
-"""`sharded`: every rank keeps and updates a part of an optimizer's state, and no more."""
+"""`sharded`: every rank keeps and updates only a part of an optimizer's state."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ def sharded(optimizer: Any, comm: Any) -> Any:
         optimizer = umem.chainer.sharded(chainer.optimizers.Adam(), comm)
         optimizer.setup(model)
 
-    It takes the place of ``chainermn.create_multi_node_optimizer``: every rank computes the
-    gradients of its own samples, and they are averaged. But where there every rank has the whole
-    state and updates every parameter, here all parameters lie behind one another by name and are
-    cut into as many shards of equal state, also inside of a large one. A rank averages the
-    gradients of its shard in the order of ranks, updates it by the optimizer's own rule, and is
-    given what the others have made of theirs. Weights are the same bits as those of the same
-    optimizer that updates all of them from gradients averaged in that order.
+    It replaces ``chainermn.create_multi_node_optimizer``: every rank computes the gradients of its
+    own samples, and they are averaged. There every rank has the whole state and updates every
+    parameter; here all parameters are concatenated by name and cut into shards of equal state, one
+    a rank, also inside a large parameter. A rank averages the gradients of its shard in the order
+    of ranks, updates it by the optimizer's own rule, and receives the other ranks' shards. Weights
+    equal, to the bit, those of the same optimizer that updates all of them from gradients averaged
+    in that order.
 
-    The optimizer is changed in place, and returned; it may be set up before or after. Where the
-    ranks' weights differ, as after initialising each with another seed, the first update only gives
-    all those of rank 0, as ChainerMN's always does. After an update ``grad`` of a parameter is
-    still this rank's own; hooks see the averaged one, of this rank's shard.
+    The optimizer is changed in place, and returned; it may be set up before or after. If the ranks'
+    weights differ, as after initialising each with another seed, the first update only copies rank
+    0's to all, as ChainerMN's always does. After an update ``grad`` of a parameter is still this
+    rank's own; hooks see the averaged gradient of this rank's shard.
 
-    Elementwise hooks run on shards: WeightDecay, Lasso, GradientHardClipping, and your own that say
-    ``is_elementwise = True``. GradientClipping and GradientLARS get their norms from one float64
-    sum of squares a rank, added in the order of ranks: equal to a norm of the whole up to rounding.
+    Elementwise hooks run on shards: WeightDecay, Lasso, GradientHardClipping, and your own hooks
+    with ``is_elementwise = True``. GradientClipping and GradientLARS compute their norms from one
+    float64 sum of squares a rank, added in the order of ranks: equal to a norm of the whole up to
+    rounding.
 
     Args:
-        optimizer: one of Chainer's, or one with 8-bit states; others whose update rule says in its
-            own class that it ``is_elementwise``.
+        optimizer: one of Chainer's, or one with 8-bit states; or another whose update rule's own
+            class has ``is_elementwise``.
         comm: a communicator of ChainerMN or of mpi4py; messages are sent through the host.
 
     Cost: a rank sends and receives the gradients and the parameters once a step; state takes 1/N,
@@ -69,7 +70,7 @@ def sharded(optimizer: Any, comm: Any) -> Any:
     update, serialize and setup in the same order.
 
     Returns:
-        the optimizer.
+        The optimizer.
 
     Raises:
         TypeError: ``comm`` is not a communicator.
@@ -101,12 +102,12 @@ class Sharding(Subscriber):
     """The subscriber that shards one optimizer's state; see `sharded`.
 
     Attributes:
-        rank: of this process.
-        size: how many ranks there are.
-        vectors: the parameters that have been seen, cut; those seen later are cut by themselves.
+        rank: this process's rank.
+        size: the number of ranks.
+        vectors: the parameters seen so far, cut; those seen later are cut separately.
     """
 
-    place = -1.5  # inside of accumulation, around half precision
+    place = -1.5  # inside accumulation, around half precision
 
     def __init__(self, optimizer: GradientMethod, mpi: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -121,7 +122,7 @@ class Sharding(Subscriber):
         """Return the optimizer; None if it was freed."""
         return self._optimizer()
 
-    # -- what Chainer tells ----------------------------------------------------------------------
+    # -- Chainer's events ------------------------------------------------------------------------
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
         """Run the loss as usual, and update this rank's shards."""
@@ -140,7 +141,7 @@ class Sharding(Subscriber):
     def check_gradients(self, proceed: Proceed, method: Any) -> None:
         """Skip the step on all ranks if one has NaN, where Chainer scales the loss dynamically."""
         proceed(method)
-        # Chainer's privates: its check sets these flags, and its update skips the step by them.
+        # Chainer's privates: its check sets these flags, and then its update skips the step.
         if self.sees_shards(method) and method._loss_scaling_is_dynamic:
             if any(of_all_ranks(method, method._loss_scaling_isnan)):
                 method._loss_scaling_isnan = method._loss_scaling_isnan_ever = True
@@ -169,7 +170,7 @@ class Sharding(Subscriber):
     # -- a step ----------------------------------------------------------------------------------
 
     def _update(self, method: Any, proceed: Callable[[], None]) -> None:
-        """Update this rank's shards by averaged gradients, and send them to all ranks."""
+        """Update this rank's shards with averaged gradients, and send them to all ranks."""
         if not self.shard_new(method):
             return
         for vector in self.vectors:
@@ -184,7 +185,7 @@ class Sharding(Subscriber):
     def shard_new(self, method: Any) -> bool:
         """Shard parameters that are new; tells whether all ranks had the same values.
 
-        Where they had not, each has those of rank 0 now.
+        If not, each now has rank 0's.
 
         Raises:
             UnsupportedError, StateError: see `sharded`; nothing has changed.
@@ -208,8 +209,8 @@ class Sharding(Subscriber):
             self.vectors, self._shards = [], {}
         elif replaced:
             raise StateError(
-                f"{replaced[0].name} has another update rule than in the last update: its state is "
-                "in shards that were made for that. Give it before the first update, or call setup"
+                f"{replaced[0].name} has another update rule than in the last update, and its "
+                "state is in shards for that rule. Set it before the first update, or call setup"
             )
 
     def _cut(self, named: list[tuple[str, Any]]) -> bool:
@@ -229,7 +230,7 @@ class Sharding(Subscriber):
         )
 
     def _keep_own_master(self, shard: Shard) -> None:
-        """Free all of a float16 parameter's master but this rank's part, until half precision is
+        """Free a float16 parameter's master except this rank's part, until half precision is
         undone.
         """
         masters = masters_of(self._optimizer())

@@ -1,4 +1,4 @@
-"""`quantization_aware`: training for a model in few bits, until undone."""
+"""`quantization_aware`: train a model for few bits, until undone."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ def quantization_aware(
     """Make a model train with quantised weights and inputs, in place, until undone.
 
     `Linear`, `Convolution2D` and `EmbedID` round weights and inputs to their quantised values,
-    and gradients go straight through (Bengio et al. 2013). Parameters stay floats, with their names
-    and their optimizer. Ranges of inputs follow the batches of training, by an exponential moving
+    and gradients pass straight through (Bengio et al. 2013). Parameters stay floats, with their
+    names and their optimizer. Ranges of inputs follow the training batches by an exponential moving
     average (Jacob et al. 2018), and are saved with the model.
 
-    An evaluation (``chainer.config.train`` False, without a graph) computes with whole numbers what
-    ``umem.chainer.quantize(model)`` then computes, to the bit. Train a model in floats first, and
-    some epochs more so.
+    An evaluation (``chainer.config.train`` False, without a graph) computes with integers, to the
+    bit the same as ``umem.chainer.quantize(model)`` afterwards. Train a model in floats first, then
+    some epochs with this.
 
     Args:
         model: a link or chain; its quantised layers must be of exactly these classes. Layers with
             link hooks, such as SpectralNormalization, train in floats, as `quantize` leaves them.
-        bits: of the weights, as of `umem.chainer.quantize`.
-        activation_bits: of inputs, as there.
+        bits: bits of a weight, as in `umem.chainer.quantize`.
+        activation_bits: bits of an input, as there.
         group: in 4 bits, how many columns of a row share a multiplier, as there.
         keep: names of links that train in floats, such as "/score".
 
     Returns:
-        what ends it: ``undo()``, or the end of ``with`` it.
+        A handle; ``undo()``, or the end of its ``with`` block, ends it.
 
     Cost: each step rounds every weight and input once: see docs/reference/quantization.md.
 
     Raises:
-        QuantizationError: bits that are not, names that are not, or no layer to train so.
-        StateError: the model is quantised, or trains so already. The model is as before.
+        QuantizationError: invalid bits, names that do not exist, or no layer to train this way.
+        StateError: the model is quantised, or trains this way already. The model is as before.
     """
     scheme = Scheme(bits, activation_bits, group)
     links = by_path(model)
     kept = checked_names(keep, links)
     for path, link in links.items():
         if isinstance(link, QuantizedLayer):
-            raise StateError(f"{path} is quantised: train the one in floats")
+            raise StateError(f"{path} is quantised: train the float model")
         if isinstance(link, AwareLayer):
             raise StateError(f"{path} trains for few bits already: undo() that first")
     chosen = [
@@ -81,7 +81,7 @@ class QuantizationAware(Switch):
     """The handle of `quantization_aware`.
 
     Attributes:
-        scheme: of how many bits.
+        scheme: the numbers of bits.
     """
 
     undone = "quantization_aware was undone already: the model trains in floats"

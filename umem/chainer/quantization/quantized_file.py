@@ -1,7 +1,7 @@
 """Quantised models in files: safetensors, with codes as they are in memory; nothing is executed.
 
-The file's metadata has the version of the format, the scheme, and of each layer its path, its kind
-and its sizes, which a model has to have, too, that the file is loaded for.
+The file's metadata has the version of the format, the scheme, and the path, kind and sizes of each
+layer. A model must match them to load the file.
 """
 
 from __future__ import annotations
@@ -47,18 +47,17 @@ _QUANTIZED = {kind.__name__: kind for kind in KINDS.values()}
 def save_quantized(path: str | os.PathLike[str], model: Any, *, force: bool = False) -> None:
     """Save a model made by `quantize` as safetensors: codes, scales and all other arrays.
 
-    The file has its name when it is complete. An array that layers share is written once.
+    The file gets its name when it is complete. An array that layers share is written once.
 
     Args:
-        path: its name; ".safetensors" is usual.
+        path: the file's name; ".safetensors" is usual.
         model: on NumPy or CuPy.
-        force: replace a file that exists.
+        force: replace an existing file.
 
     Raises:
         StateError: the model is not quantised. FileError: see `umem._common.files.whole`.
-        UnsupportedError: the model has something that neither safetensors nor JSON can say, or was
-            put together of parts that have other bits or groups than one another. There is no file
-            then, or the one that was there.
+        UnsupportedError: the model has values that neither safetensors nor JSON can represent, or
+            parts with different bits or groups. Then no file is written, and an existing one stays.
     """
     scheme = _scheme_of(model)
     collector = Collector()
@@ -85,17 +84,17 @@ def load_quantized(path: str | os.PathLike[str], model: Any) -> Any:
     """Load a quantised model from a file.
 
     Args:
-        path: of a file that `save_quantized` wrote.
-        model: one in floats, made as the one that was quantised; its weights may be whatever they
-            are, or not initialised, which takes no memory. It stays as it is.
+        path: a file that `save_quantized` wrote.
+        model: a float model with the layers of the quantised one. Its weights may have any values,
+            or be uninitialised, which takes no memory. It is unchanged.
 
     Returns:
-        A new model, quantised, on the device of ``model``.
+        A new quantised model on the device of ``model``.
 
     Raises:
-        QuantizationError: the file is not one of these, of a newer version, of another model (what
-            differs is said), or damaged. FileError: it cannot be read. StateError: the model is
-            quantised.
+        QuantizationError: the file is not a quantised model, has a newer version, is of another
+            model (the message lists the differences), or is damaged. FileError: it cannot be read.
+            StateError: the model is quantised.
     """
     arrays = _opened(path)
     try:
@@ -119,8 +118,8 @@ def _scheme_of(model: Any) -> Scheme:
     other = next((path for path, each in schemes.items() if each != scheme), None)
     if other is not None:
         raise UnsupportedError(
-            f"{first} has {scheme} and {other} has {schemes[other]}, and a file has one of these: "
-            "save the parts, each in a file"
+            f"{first} has {scheme} and {other} has {schemes[other]}, but a file has only one: "
+            "save each part in its own file"
         )
     return scheme
 
@@ -133,7 +132,7 @@ def _opened(path: str | os.PathLike[str]) -> SafetensorsFile:
     except OSError as error:
         raise FileError(f"cannot read {short(path)}: {reason(error)}") from error
     except ValueError as error:
-        raise QuantizationError(f"{short(path)} is no file of safetensors: {error}") from error
+        raise QuantizationError(f"{short(path)} is not a safetensors file: {error}") from error
 
 
 def _loaded(name: str, arrays: SafetensorsFile, model: Any) -> Any:
@@ -148,7 +147,7 @@ def _loaded(name: str, arrays: SafetensorsFile, model: Any) -> Any:
     links = by_path(model)
     for path, link in links.items():
         if isinstance(link, QuantizedLayer):
-            raise StateError(f"{path} is quantised already: give the model in floats")
+            raise StateError(f"{path} is quantised already: give the float model")
     layers = description["layers"]
     differences = _differences(layers, links)
     if differences:
@@ -174,10 +173,10 @@ def _description(name: str, arrays: SafetensorsFile) -> dict[str, Any]:
     """
     notes = arrays.notes
     if notes.get("format") != _FORMAT:
-        raise QuantizationError(f"{name} is no file that umem.chainer.save_quantized wrote")
+        raise QuantizationError(f"{name} was not written by umem.chainer.save_quantized")
     if notes.get("version") != str(_VERSION):
         raise QuantizationError(
-            f"{name} is of version {notes.get('version')} of the format; this umem reads version "
+            f"{name} has version {notes.get('version')} of the format; this umem reads version "
             f"{_VERSION}"
         )
     try:
@@ -203,8 +202,8 @@ def _verify(name: str, arrays: SafetensorsFile) -> None:
         raise QuantizationError(f"{name} is damaged: its header has {short(min(unknown))!r}")
     if SUMS not in arrays.notes:
         warn_at_program(
-            f"{name} has no checksums: an earlier umem wrote it, and damage in it would not be "
-            "seen. Save the model again to have them",
+            f"{name} has no checksums: an earlier umem wrote it, and damage would not be "
+            "noticed. Save the model again to add them",
             UnverifiedWarning,
         )
         return
@@ -225,7 +224,7 @@ def _check_layer(kind: Any, specs: Any) -> None:
     if kind not in _QUANTIZED:
         return
     for name, value in specs.items():
-        if name in ("ignore_label", "dtype"):  # those of the model, or it is another one
+        if name in ("ignore_label", "dtype"):  # the model's own, or it is another model
             continue
         is_pair, least = name in ("ksize", "stride", "pad", "dilate"), int(name != "pad")
         sizes = value if is_pair else [value]
@@ -234,7 +233,7 @@ def _check_layer(kind: Any, specs: Any) -> None:
     weight_shape(_QUANTIZED[kind], specs)
 
 
-# -- what a model is -----------------------------------------------------------------------------
+# -- the layers of a model -----------------------------------------------------------------------
 
 
 def _structure(model: Any) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -308,7 +307,7 @@ def _check_sizes(name: str, layers: dict[str, Any], arrays: SafetensorsFile) -> 
             )
 
 
-# -- filling one -----------------------------------------------------------------------------------
+# -- filling a model -------------------------------------------------------------------------------
 
 
 def _empty(layers: dict[str, Any], links: dict[str, Any], scheme: Scheme) -> dict[Any, Any]:
@@ -330,12 +329,13 @@ def _fill(name: str, model: Any, arrays: SafetensorsFile, values: dict[str, Any]
     """Copy a file's arrays and other persistent values into a model.
 
     Args:
-        name: of the file, for messages.
-        model: with quantised links.
-        arrays, values: of the file.
+        name: the file's name, for messages.
+        model: has quantised links.
+        arrays, values: the file's.
 
     Raises:
-        QuantizationError: the file lacks one of the model's, has others, or one does not fit.
+        QuantizationError: the file lacks one of the model's arrays or values, has others, or one
+            does not fit.
     """
     collector = Collector()
     model.serialize(collector)

@@ -1,4 +1,4 @@
-"""`quantize`: a model whose layers have weights in 8 or 4 bits and compute with whole numbers."""
+"""`quantize`: a model whose layers have weights in 8 or 4 bits and compute with integers."""
 
 from __future__ import annotations
 
@@ -46,39 +46,38 @@ def quantize(
 ) -> Any:
     """Make an inference model with weights of 8 or 4 bits; the float model is not changed.
 
-    `Linear`, `Convolution2D` (in groups, too) and `EmbedID` are exchanged, wherever they are, by
-    links that have their weights as codes, one scale a row, and that multiply whole numbers: the
-    sums are those of int32, to the bit. Inputs are rounded to codes with one scale and one zero
-    point a layer, from what the calibration showed. Between layers all stays as it was. A weight
-    that layers share is quantised once. ``quantization_report`` of what is returned has bytes, and
-    each layer that stays in floats, with the reason; ``print`` it.
+    `Linear`, `Convolution2D` (also in groups) and `EmbedID` are replaced, wherever they are, by
+    links that store their weights as codes, with one scale a row, and that multiply integers: the
+    sums are int32 sums, to the bit. Inputs are rounded to codes with one scale and one zero point a
+    layer, from the range seen in calibration. The rest of the model is unchanged. A weight that
+    layers share is quantised once. The result's ``quantization_report`` lists bytes, and each layer
+    that stays in floats, with the reason; ``print`` it.
 
-    Not exact: docs/reference/quantization.md has what it costs in accuracy and time.
+    Results are not exact: see docs/reference/quantization.md for the cost in accuracy and time.
 
     Args:
-        model: a link or chain on NumPy or CuPy, trained; in float16, 32 or 64. One that is trained
-            under `quantization_aware` has its ranges and bits by itself.
-        calibration: an array, which is one batch, or an iterable of batches, gone through once: an
-            array each, a tuple of the model's arguments or a dictionary of them. Some hundred
-            examples of what the model will see; the range of an input is from its least to its
-            largest number there, and what is outside of it later is clipped. None only after
-            aware training.
-        bits: of a weight: 8 (the default) or 4.
-        activation_bits: of an input: 8 (the default) or 4.
+        model: a trained link or chain on NumPy or CuPy, in float16, 32 or 64. After training under
+            `quantization_aware` it has its own ranges and bits.
+        calibration: an array, which is one batch, or an iterable of batches, read once: each an
+            array, or a tuple or dictionary of the model's arguments. Give some hundred typical
+            examples: the range of an input is from its least to its largest number there, and later
+            values outside of it are clipped. None only after aware training.
+        bits: bits of a weight: 8 (the default) or 4.
+        activation_bits: bits of an input: 8 (the default) or 4.
         group: in 4 bits, columns of a row that share a multiplier, from 8 to 512: closer weights,
-            for one byte each. None: a scale a row is all.
+            for one byte a group. None: only a scale a row.
         keep: names of links to leave in floats, such as "/score".
 
     Returns:
         A new model of the same class. It has no gradients: a backward through it raises. It can be
         copied, moved to a GPU and saved by Chainer's serializers, or by `save_quantized`.
 
-    Cost: a weight is never in float32 as a whole; the peak is both models and some MiB.
+    Cost: no weight is ever in float32 as a whole; the peak is both models and some MiB.
 
     Raises:
-        QuantizationError: bits that are not, names in keep that are not, calibration that is empty
-            or does not go through the model; NaN or infinity, in it or in a weight; weights that
-            are not initialised; nothing that can be exchanged. StateError: the model is quantised.
+        QuantizationError: invalid bits, names in ``keep`` that do not exist, calibration that is
+            empty or that the model cannot run; NaN or infinity, in it or in a weight; uninitialised
+            weights; no layer that can be replaced. StateError: the model is quantised already.
             UnsupportedError: ChainerX arrays. The model is as before.
 
     Sources: Jacob et al. 2018 (arXiv:1712.05877), Krishnamoorthi 2018 (arXiv:1806.08342).
@@ -100,12 +99,12 @@ def quantize(
 
 
 def _check_model(links: dict[str, Any]) -> None:
-    """Raise unless no layer is quantised already, and no array is ChainerX's."""
+    """Raise if a layer is quantised already, or an array is ChainerX's."""
     for path, link in links.items():
         if isinstance(link, QuantizedLayer):
             raise StateError(
                 f"{path} is a {type(link).__name__}: the model is quantised already; quantise the "
-                "one in floats"
+                "float model"
             )
         for name in own_names(link):
             if getattr(link, name).device.xp is chainerx:
@@ -130,7 +129,7 @@ def _scheme(
     )
     if requested != trained:
         raise QuantizationError(
-            f"the model was trained for {trained}, and {requested} is asked for: leave out bits, "
+            f"the model was trained for {trained}, but {requested} is requested: leave out bits, "
             "activation_bits and group, or undo() the aware training first"
         )
     return trained
@@ -159,7 +158,7 @@ def _why_not(link: Any) -> str | None:
         return f"it has link hooks, {', '.join(link._local_link_hooks)}"
     if kind in AWARE.values() or kind in KINDS:
         if not isinstance(link.W, chainer.Parameter):
-            return "its W is no parameter"
+            return "its W is not a parameter"
         if link.W.is_initialized and not link.W.size:
             return "its W is empty"
         is_last = getattr(link, "cudnn_fast", False)
@@ -180,7 +179,7 @@ def _check_weight(path: str, link: Any) -> None:
                 "first, or call it once"
             )
         if first_beyond([(name, parameter.array)], LARGEST_SINGLE) is not None:
-            raise QuantizationError(f"{path}/{name} has NaN, infinity, or what float32 has not")
+            raise QuantizationError(f"{path}/{name} has NaN, infinity, or numbers beyond float32")
 
 
 def _quantized(
@@ -219,7 +218,7 @@ def _step_of(link: Any, seen: SeenRange | None, scheme: Scheme) -> Any:
         return "never called in calibration"
     step = input_step(np.float64(seen.low), np.float64(seen.high), scheme)
     if not np.isfinite(step[0]):
-        return "its input had numbers that float32 has not"
+        return "its input had numbers beyond float32"
     return step if float(step[0]) > 0 else "its input was zero throughout calibration"
 
 
@@ -251,7 +250,7 @@ def _finished(
         except Exception as error:
             raise QuantizationError(
                 f"the quantised model does not run: {type(error).__name__}: {error}. Name the "
-                "layer concerned in keep"
+                "failing layer in keep"
             ) from error
         quantized.quantization_report = report_of(links, made, left)
         return quantized

@@ -29,23 +29,24 @@ def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any
             if (step + 1) % 500 == 0:
                 umem.chainer.save_run("out/run", model=model, optimizer=optimizer, data=iterator)
 
-    The resumed run is the same, bit for bit: docs/reference/resume.md has what is saved. A snapshot
-    that is torn, or not umem's, is passed over with an `umem.errors.SnapshotWarning`, and the one
-    before is taken.
+    The resumed run is the same, bit for bit: see docs/reference/resume.md for the saved state. A snapshot
+    that is torn, or not umem's, is skipped with an `umem.errors.SnapshotWarning`, and the one
+    before is used.
 
     Args:
-        folder: where `save_run` saves. The folder is this process's from now on.
+        folder: the folder of `save_run`. From now on it belongs to this process.
         comm: the communicator of ChainerMN or of mpi4py whose ranks all call this, each with its
-            own parts; their number may be another than that which has saved. None: one process.
-        parts: whatever is given to `save_run`, by the same names.
+            own parts; the number of ranks may differ from the saved run's. None: one process.
+        parts: the parts that are given to `save_run`, by the same names.
 
     Returns:
-        the step, 0 where there is no snapshot; and the plain values that were saved with it.
+        The step, 0 if there is no snapshot; and the plain values that were saved with it.
 
     Raises:
-        SnapshotError: the snapshot is of another model, by the first name and shape that differ,
-            or of a newer version of umem's format. StateError: another run writes to the folder.
-        FileError: the folder cannot be read or made.
+        SnapshotError: the snapshot is of another model, named by the first name and shape that
+            differ, or of a newer version of umem's format. StateError: another run writes to the
+            folder.
+        FileError: the folder cannot be read or created.
     """
     return _saver(folder, comm).resume(RunState(parts))
 
@@ -60,29 +61,29 @@ def save_run(
     comm: Any = None,
     **parts: Any,
 ) -> None:
-    """Save a run: copies it, and writes the copy in the background.
+    """Save a run: copy it, and write the copy in the background.
 
-    On NumPy and on a GPU alike the loop is held up by a copy of the run's arrays to the host, and
-    by what is left of writing the snapshot before.
+    On NumPy and on a GPU alike the loop waits for a copy of the run's arrays to the host, and until
+    the snapshot before is written.
 
     Args:
-        folder: where snapshots lie, one run's only.
-        step: updates that were made; that of the first optimizer among the parts by default.
-        keep: how many snapshots stay, the newest.
-        on_error: where a snapshot cannot be written, "raise" has the next call say so (this one
-            already, where the disk is full), "warn" warns and goes on.
-        wait: return only once it is on the disk.
+        folder: the folder of this run's snapshots.
+        step: the number of updates so far; by default the first optimizer's among the parts.
+        keep: how many of the newest snapshots to keep.
+        on_error: if a snapshot cannot be written, "raise" makes the next call raise (this one, if
+            the disk is full), "warn" warns and continues.
+        wait: return only once the snapshot is on the disk.
         comm: the communicator whose ranks all call this, see `resume_run`; they write one snapshot
             together, and return once it is on the disk.
-        parts: the parts of the run, each with a name: links, optimizers (what they train is
-            saved with them), iterators, a Trainer, whatever has a method ``serialize``, random
-            generators; and values that JSON can say, which `resume_run` returns.
+        parts: the parts of the run, each with a name: links, optimizers (saved with their models),
+            iterators, a Trainer, any object with a method ``serialize``, random generators; and
+            JSON values, which `resume_run` returns.
 
     Raises:
-        FileError: it cannot be written; the message has the bytes needed and free.
-        UnsupportedError: a part is not one of these.
-        StateError: another run writes to the folder; or a snapshot of a later step is there, which
-            this run was not resumed from. Nothing was saved.
+        FileError: the snapshot cannot be written; the message has the bytes needed and free.
+        UnsupportedError: a part is of another kind.
+        StateError: another run writes to the folder; or it has a snapshot of a later step, from
+            which this run was not resumed. Nothing was saved.
     """
     check_options(keep, on_error)
     saver = _saver(folder, comm)
@@ -96,7 +97,7 @@ def _step(step: int | None, parts: dict[str, Any]) -> int:
     if step is None:
         optimizers = [p for p in parts.values() if is_optimizer(p)]
         if not optimizers:
-            raise SizeError("no optimizer among the parts says which step this is: give step=")
+            raise SizeError("no optimizer among the parts gives the step: give step=")
         step = int(optimizers[0].t)
     if type(step) is not int or step < 0:
         raise SizeError(f"step must be a whole number from 0 on, got {quoted(step)}")

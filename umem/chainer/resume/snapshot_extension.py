@@ -17,23 +17,24 @@ from umem.chainer.resume.saver_of_ranks import SaverOfRanks
 from umem.errors import SizeError
 
 _LAST = -1_000_000
-"""Lowest priority, so that the snapshot has what other extensions of the update did."""
+"""Lowest priority, so that the snapshot includes the other extensions' work after the update."""
 
 
 class Snapshot(training.Extension):
     """A trainer extension that saves the run regularly, and resumes it from the newest snapshot.
 
-    ``trainer.extend(umem.chainer.Snapshot(every=500, keep=3))``. A run that was stopped, killed or
-    lost with its machine is started again by the same command, and goes on bit for bit: parameters,
-    optimizers, iterators, extensions, triggers and random generators are as they were. What it went
-    on from is said on standard error, and is in `resumed`.
+    Use it as ``trainer.extend(umem.chainer.Snapshot(every=500, keep=3))``. To continue a run that
+    was stopped, killed or lost with its machine, start the same command again. The run is the same,
+    bit for bit: parameters, optimizers, iterators, extensions, triggers and random generators are
+    restored. The snapshot that it resumed from is printed on standard error, and is in `resumed`.
 
     Args:
         every: updates between snapshots; or a trigger, such as ``(1, "epoch")``.
-        keep: how many snapshots stay, the newest.
-        folder: where they lie, one run's only; ``snapshots`` in the trainer's ``out`` by default.
-        on_error: where a snapshot cannot be written, "raise" ends the training at the next one
-            (at this one, where the disk is full), "warn" warns and goes on.
+        keep: how many of the newest snapshots to keep.
+        folder: the folder of this run's snapshots; by default ``snapshots`` in the trainer's
+            ``out``.
+        on_error: if a snapshot cannot be written, "raise" ends the training at the next one (at
+            once, if the disk is full), "warn" warns and continues.
         comm: the communicator of ChainerMN or of mpi4py whose ranks all train, each with this
             extension; they write one snapshot together. See docs/reference/resume.md.
 
@@ -45,8 +46,8 @@ class Snapshot(training.Extension):
 
     When training begins: see `umem.chainer.resume_run`.
 
-    Cost: an update that is saved waits for a copy of the run's arrays to the host, and for what is
-    left of writing the snapshot before; a thread writes the rest.
+    Cost: an update that is saved waits for a copy of the run's arrays to the host, and until the
+    snapshot before is written; a thread writes the rest.
     """
 
     priority = _LAST
