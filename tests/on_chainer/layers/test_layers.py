@@ -267,7 +267,7 @@ def test_weights_that_are_none_are_refused() -> None:
 
 
 def test_groups_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(SizeError, match="4 groups do not divide its 4 channels and its 6"):
+    with pytest.raises(SizeError, match="4 groups do not divide its 4 input and 6 output"):
         in_groups(L.Convolution2D(4, 6, 3), 4)
     with pytest.raises(SizeError, match="at least 2"):
         in_groups(L.Convolution2D(4, 6, 3), 1)

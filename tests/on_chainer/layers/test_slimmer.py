@@ -294,7 +294,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     ),
     "channels": (
         lambda: chainer.Sequential(L.Convolution2D(4, 6, 3)), {"/0": Grouped(4)},
-        r"/0 \(Convolution2D\): 4 groups do not divide its 4 channels and its 6",
+        r"/0 \(Convolution2D\): 4 groups do not divide its 4 input and 6 output",
     ),
     "in groups already": (
         lambda: chainer.Sequential(L.Convolution2D(4, 6, 3, groups=2)), {"/0": Separable()},
@@ -329,11 +329,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         Words, {"/inner": LowRank(limit=100)}, "a rank of 1 takes 144 B, which is above",
     ),
     "NaN": (spoiled, {L.Linear: LowRank(rank=2)}, r"/inner \(Linear\): the weight has NaN"),
-    "no layer": (Words, {"/inner": LowRank(rank=2), "/none*": LowRank(rank=1)}, "'/none\\*' takes"),
-    "no such class": (Words, {L.GRU: LowRank(rank=1)}, "the rule for GRU takes no layer"),
-    "an empty model": (chainer.Chain, {"*": LowRank(rank=1)}, "takes no layer; there are none"),
+    "no layer": (Words, {"/inner": LowRank(rank=2), "/none*": LowRank(rank=1)}, "'/none\\*' matches"),
+    "no such class": (Words, {L.GRU: LowRank(rank=1)}, "the rule for GRU matches no layer"),
+    "an empty model": (chainer.Chain, {"*": LowRank(rank=1)}, "matches no layer; there are none"),
     "a model that is the layer": (
-        lambda: L.Linear(4, 4), {"/": LowRank(rank=1)}, "takes no layer; there are none",
+        lambda: L.Linear(4, 4), {"/": LowRank(rank=1)}, "matches no layer; there are none",
     ),
     "no rule": (Words, {}, "there is no rule"),
     "nothing": (Words, None, "rules must be a dict or pairs.*got None"),
@@ -468,7 +468,7 @@ def test_what_was_replaced_since_is_left() -> None:
     with model.init_scope():
         model.inner = L.Linear(12, 12)
     before = contents(model)
-    with pytest.raises(StateError, match="put at /inner is not in the model any more"):
+    with pytest.raises(StateError, match="slimmer's layer at /inner is no longer in the model"):
         slim.undo()
     assert contents(model) == before
 

@@ -243,7 +243,7 @@ def test_files_of_other_formats_and_versions_are_refused(path: Path, tmp_path: P
         notes = file.metadata()
     arrays = load_file(path)
     save_file(arrays, path, {**notes, "version": "2"})
-    refused(path, model, "is of version 2 of the format; this umem reads version 1")
+    refused(path, model, "has version 2 of the format; this umem reads version 1")
     save_unsigned(arrays, path)
     refused(path, model, "was not written by umem.chainer.save_quantized")
     path.write_bytes(b"not one at all")

@@ -1,4 +1,4 @@
-"""Accounts for the bytes of a pass's arrays, and evicts them where there is too little room."""
+"""Accounts for the bytes of a pass's arrays, and evicts them when there is too little room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from umem.trace.recording import root_of
 
 NEAR = 8
 """At most this many evicted ancestors of a call form its DTR neighbourhood, so that the cost of a
-call stays constant. A guess that no measurement supports."""
+call stays constant. A guess, not measured."""
 
 
 class CallBytes:
@@ -24,17 +24,17 @@ class CallBytes:
     Attributes:
         call: the call.
         kind, shape: the facts of its class, and the shape of its parameter, if any.
-        group: the call whose memory its outputs are on: its own number, or that of the one that
-            made the array that they are views of.
+        group: the call that owns its outputs' memory: its own number, or that of the call whose
+            array they are views of.
         near: numbers of the nearest ancestors that backward reads, from which it is recomputed; at
             most `NEAR`.
         cost: seconds to recompute it from those.
         views: the calls whose outputs are on its memory.
-        output_bytes, stash_bytes: of its outputs and its function state, while they are alive; of
-            function state, only as far as it can be evicted.
+        output_bytes, stash_bytes: of its live outputs and function state; of function state, only
+            the part that can be evicted.
         is_kept: whether backward reads its outputs, or a view of them.
         is_there: whether its outputs are alive.
-        has_stash: whether its function state is.
+        has_stash: whether its function state is alive.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class CallBytes:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of it that are alive."""
+        """Return its live bytes."""
         outputs = self.output_bytes if self.is_there else 0
         return outputs + (self.stash_bytes if self.has_stash else 0)
 
@@ -84,7 +84,7 @@ class Account:
     """The calls of one pass, the bytes that they hold, and which of them may be evicted.
 
     Attributes:
-        held_bytes: their outputs and function state that are alive, by account.
+        held_bytes: their live outputs and function state, by account.
         kept_bytes: those that backward reads, evicted or not: a plain pass would hold them.
     """
 
@@ -112,8 +112,8 @@ class Account:
 
         Args:
             call, kind: the call, and the facts of its class.
-            arrays: its inputs and outputs, None for those that are gone.
-            seconds: that it took.
+            arrays: its inputs and outputs; None for freed ones.
+            seconds: its time.
             roots: if calls are made late, by id of a piece of memory, the call that it is counted
                 for; new ones are added. None otherwise.
         """
@@ -158,14 +158,14 @@ class Account:
     def _count(
         self, entry: CallBytes, arrays: Arrays, roots: dict[int, Call] | None = None
     ) -> None:
-        """Record the bytes of a call's outputs and function state, in place of its earlier count.
+        """Record the bytes of a call's outputs and function state, and replace its earlier count.
 
         Arrays on the same memory count once; function state on the memory of an input or an output
         does not count.
 
         Args:
             arrays: the call's inputs and outputs.
-            roots: the calls that own memory, by its id, to find whose memory a view is on.
+            roots: the calls that own memory, by its id, to find the owner of a view's memory.
         """
         call = entry.call
         inputs, outputs = arrays
@@ -218,7 +218,7 @@ class Account:
     # -- making room -----------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Stop counting outputs that backward does not read and that no variable holds any more."""
+        """Stop counting outputs that backward does not read and no variable holds any more."""
         floating = []
         for entry in self._floating:
             if entry.is_kept or not entry.is_there:
@@ -234,11 +234,11 @@ class Account:
         entry.is_there = False
 
     def free(self, wanted: int, rank: int) -> int:
-        """Evict at least so many bytes, if there are enough candidates. Returns the bytes freed.
+        """Evict at least this many bytes, if there are enough candidates. Returns the bytes freed.
 
         Args:
             wanted: bytes to free.
-            rank: of the function that runs next.
+            rank: the rank of the function that runs next.
         """
         freed = self._free(wanted, rank)
         if freed < wanted and self._users:
@@ -259,7 +259,7 @@ class Account:
         return freed
 
     def offer_again(self) -> None:
-        """Make calls candidates again that variables held, as those may be gone by now."""
+        """Make calls candidates again that variables held, because those may be freed by now."""
         users, self._users = self._users, []
         for entry in users:
             self._offer(entry)
@@ -286,7 +286,7 @@ class Account:
     # -- backward --------------------------------------------------------------------------
 
     def lock(self, calls: Iterable[Call]) -> list[int]:
-        """Protect calls from eviction until the numbers that this returns are given to `unlock`."""
+        """Protect calls from eviction until the returned numbers are given to `unlock`."""
         numbers = list(self._numbers(calls))
         for number in numbers:
             self._locks[number] = self._locks.get(number, 0) + 1
@@ -294,7 +294,7 @@ class Account:
         return numbers
 
     def unlock(self, numbers: Iterable[int]) -> None:
-        """Let calls be evicted again that no other `lock` protects."""
+        """Allow calls to be evicted again, unless another `lock` protects them."""
         for number in numbers:
             count = self._locks.pop(number) - 1
             if count:
@@ -303,7 +303,7 @@ class Account:
                 self._offer(self._entries[number])
 
     def unlock_all(self) -> None:
-        """Let all calls be evicted again: an error has ended what they were protected for."""
+        """Allow all calls to be evicted again, after an error ended the work that needed them."""
         self.unlock([number for number, count in self._locks.items() for _ in range(count)])
 
     def _numbers(self, calls: Iterable[Call]) -> Iterator[int]:
@@ -321,14 +321,14 @@ class Account:
         self._count(entry, arrays)
 
     def release_values(self, call: Call) -> None:
-        """Release recomputed outputs of a call, and count them no more if nothing holds them."""
+        """Release recomputed outputs of a call, and stop counting them if nothing holds them."""
         call.release_values()
         entry = self._group(call.index)
         if entry.call is call and not entry.is_kept and not call.is_held():
             self._died(entry)
 
     def done(self, call: Call) -> None:
-        """Drop a call after its step of backward, as all that reads it is done."""
+        """Drop a call after its step of backward, because all its readers are done."""
         entry = self._entries[call.index]
         self._candidates.lock(call.index)
         self._candidates.restored(call.index)
@@ -345,8 +345,8 @@ Arrays = tuple[Sequence[Any], Sequence[Any]]
 def _stash_bytes(entry: CallBytes, known: set[int]) -> int:
     """Return the bytes that evicting a call's function state frees.
 
-    A mask that was drawn, as dropout's, is kept as bits, and counts without these. Of any other
-    state, memory in ``known``, by id, does not count.
+    A drawn mask, such as dropout's, is kept as bits, and counts without these. For any other state,
+    memory in ``known``, by id, does not count.
     """
     call = entry.call
     owner = owner_of(call.func)

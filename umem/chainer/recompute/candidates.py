@@ -1,15 +1,15 @@
 """Choice of the saved tensor to evict next.
 
-The rule is that of Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021): the least of
+The rule is that of Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021): evict the least
 
     (its own cost + the cost of its evicted neighbourhood) / (bytes * staleness)
 
-where the evicted values around a value have to be recomputed with it. It is h_DTR_eq, whose
-neighbourhoods are sets in a forest (union and find) that grow when a value is evicted, and get
-cheaper, but stay whole, when one is recomputed. Three things differ. Staleness looks forward,
-because Chainer's backward takes functions by falling rank: it is the distance in ranks to the
-function that reads the value first. A value that backward does not read has to be recomputed with
-each value made from it, so its cost is a part of theirs, and it is no candidate.
+where the evicted values around a value must be recomputed with it. It is h_DTR_eq, whose
+neighbourhoods are sets in a forest (union and find). They grow when a value is evicted; when one is
+recomputed they get cheaper, but stay whole. Two things differ. Staleness looks forward, because
+Chainer's backward takes functions by falling rank: it is the distance in ranks to the function that
+reads the value first. A value that backward does not read must be recomputed with each value made
+from it, so its cost is a part of theirs, and it is no candidate.
 
 Source: https://arxiv.org/abs/2006.09616, section 4 and appendix C.
 """
@@ -23,17 +23,16 @@ from typing import Any
 import numpy as np
 
 AT_ONCE = 64
-"""At most this many candidates are taken from one scan of all of them. A guess that no measurement
-supports."""
+"""At most this many candidates are taken from one scan of all of them. A guess, not measured."""
 LEAST_SECONDS = 1e-7
-"""Of a call that the clock cannot time: the resolution of the clock is about that."""
+"""For a call too short for the clock: about the clock's resolution."""
 
 
 class Candidates:
     """The values of one pass, by number, and the order in which to evict them.
 
-    Cost: of adding one, a microsecond; of choosing, one pass over arrays of all of them, and a few
-    microseconds for each that is chosen.
+    Cost: a microsecond to add one; to choose, one pass over arrays of all of them, and a few
+    microseconds for each chosen one.
     """
 
     def __init__(self) -> None:
@@ -49,14 +48,14 @@ class Candidates:
         self._set_cost: list[float] = []
 
     def add(self, rank: int, seconds: float, sources: Iterable[int]) -> int:
-        """Add a value that takes so many seconds to make from others; returns its number.
+        """Add a value that takes this many seconds to compute from others; returns its number.
 
         The value cannot be evicted before `hold`.
 
         Args:
             rank: the highest rank of the functions whose backward reads it; -1: none so far.
             seconds: to recompute it from its sources; infinite if that is not allowed.
-            sources: the numbers of the values that it is made of.
+            sources: the numbers of the values that it is computed from.
         """
         number = self._count
         if number == len(self._bytes):
@@ -79,11 +78,11 @@ class Candidates:
             setattr(self, name, np.concatenate([array, np.zeros(len(array))]))
 
     def hold(self, number: int, nbytes: int) -> None:
-        """Let a value be evicted that is alive, which would free so many bytes."""
+        """Allow a live value to be evicted, which would free this many bytes."""
         self._bytes[number] = nbytes
 
     def lock(self, number: int) -> None:
-        """Protect a value from eviction; also for one that is not alive."""
+        """Protect a value from eviction; also one that is not alive."""
         self._bytes[number] = 0.0
 
     def read(self, number: int, rank: int) -> None:
@@ -92,13 +91,12 @@ class Candidates:
             self._ranks[number] = rank
 
     def choose(self, rank: int) -> Iterator[int]:
-        """Yield the values to evict, those first that cost the least for the bytes they free.
+        """Yield the values to evict: first those with the least cost for the bytes they free.
 
-        At most `AT_ONCE` of them. Each one that is yielded has to be evicted or locked before the
-        next is asked for.
+        At most `AT_ONCE` of them. Evict or lock each one before requesting the next.
 
         Args:
-            rank: of the function that runs; backward has come down to it, or forward up.
+            rank: the rank of the function that runs now, in forward or backward.
         """
         count = self._count
         nbytes = self._bytes[:count]

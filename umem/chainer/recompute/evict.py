@@ -1,13 +1,13 @@
-"""The policy of a pass that follows no plan: it is left alone, and evicts as bytes run out.
+"""The policy of a pass without a plan: it drops nothing until bytes run out, and then evicts.
 
-As long as the pass fits, each function is recorded, and the bytes of its outputs are added up. Once
-they come near the budget, the bytes that are really held are counted. If those are too many, a call
-is made of each function so far, and from then on arrays are evicted before a call would exceed the
-budget, in forward and in backward; the arrays that a step of backward reads are rematerialized
-before it, and dropped for good after it. Backward keeps Chainer's order.
+As long as the pass fits, each function is recorded, and the bytes of its outputs are added up. When
+they come near the budget, umem counts the bytes that are really held. If those are too many, it
+makes a call of each function so far. From then on it evicts arrays before a call would exceed the
+budget, in forward and in backward. Before each step of backward it rematerializes the arrays that
+the step reads; afterwards it drops them for good. Backward keeps Chainer's order.
 
-A pass of a graph whose plain step fits has no budget to evict by. It is compared with the graph:
-by the class of each function, and the bytes of its outputs and of what it reads from outside.
+A pass of a graph whose plain step fits has no budget to evict for. It is compared with the graph by
+the class of each function, and the bytes of its outputs and of its inputs from outside.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from umem.chainer.saved.slots import held_array
 from umem.devices import work_seconds
 from umem.trace.recording import root_of
 
-FROM_EARLIER = "it goes on from an earlier pass"
+FROM_EARLIER = "it continues an earlier pass"
 UNPLANNED = 0.3
-"""Of the geometric mean of all bytes made and the most of one call, what forward keeps if neither a
-budget nor a plan says it. The root is that of Kirisame et al. (theorem 3.1); with this factor the
-first passes of four networks took 0.90 to 1.12 of what blocks of sqrt(n) calls took."""
+"""The bytes that forward keeps if neither a budget nor a plan says it, as a factor of the geometric
+mean of all bytes computed and the most of one call. The root is Kirisame et al.'s (theorem 3.1);
+with this factor the first passes of four networks took 0.90 to 1.12 of blocks of sqrt(n) calls."""
 
 
 class Ran(NamedTuple):
@@ -45,7 +45,7 @@ class Ran(NamedTuple):
         leaves: its input arrays that no function has made; None for the others.
         config: Chainer's configuration.
         stash: attributes that forward may have set to arrays, and that were None before.
-        seconds: that it took.
+        seconds: its time.
         outputs: its outputs, if it may not be recomputed; None otherwise.
     """
 
@@ -65,8 +65,8 @@ class Evict(PassPolicy):
     Args:
         room: the budget.
         learns: whether each call is observed, because its graph is being learned.
-        known: graphs whose plain step fits, and of which the pass is expected to be one, the
-            likeliest first; empty if it is not expected to be one that was seen.
+        known: graphs whose plain step fits and that the pass may repeat, the likeliest first;
+            empty if no known graph is expected.
         experience: facts on functions from earlier passes.
         debug: whether calls keep checksums.
         prepare: called with a function and its inputs before it is observed.
@@ -108,12 +108,12 @@ class Evict(PassPolicy):
             self._next_look = (room.rest_bytes - experience.rise_bytes) / 2
 
     def has_graph(self) -> bool:
-        """Tell whether a recorded function is alive that has no call yet."""
+        """Tell whether a live recorded function has no call yet."""
         ran = self._ran
         return bool(ran) and (ran[-1][0]() is not None or any(one[0]() is not None for one in ran))
 
     def has_run(self, func: Any) -> bool:
-        """Tell whether a function is recorded and has no call yet; False if all fits for sure."""
+        """Tell whether a function is recorded and has no call yet; False if all surely fits."""
         return (
             func is not None
             and not self.is_alone
@@ -137,7 +137,7 @@ class Evict(PassPolicy):
         return bool(self._ran)
 
     def _apply_alone(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function, and refuse the pass if the function is not the one that was learned."""
+        """Apply a function, and refuse the pass if the function is not the learned one."""
         outputs = proceed(func, inputs)
         if func.inputs is not None:
             made = sum([y._data[0].nbytes for y in outputs])
@@ -150,7 +150,7 @@ class Evict(PassPolicy):
     def _is_among_known(self, now: PassSoFar, *, ends: bool = False) -> bool:
         """Tell whether a known graph begins like the pass so far, and ``ends`` there.
 
-        The pass is taken for the first that does.
+        The pass counts as the first that does.
         """
         count = len(self._ran)
         for seen in (self.seen, *self._known):
@@ -165,9 +165,9 @@ class Evict(PassPolicy):
         return self.seen is None or self._is_among_known(now, ends=True)
 
     def apply(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
-        """Apply a function, and just record it if its class is known and the pass is not pressed.
+        """Apply a function, and only record it if its class is known and the pass is not pressed.
 
-        Written out: a microsecond here is one for each function of each pass.
+        Written out, because each function of each pass pays for a microsecond here.
         """
         if self.seen is not None:
             return self._apply_alone(now, proceed, func, inputs)
@@ -193,11 +193,11 @@ class Evict(PassPolicy):
     def _apply_closely(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
         """Apply a function whose class is not plain, or in a pressed pass, and observe it.
 
-        Room is made before it in a pressed pass; the rise of memory is measured if that is needed.
+        In a pressed pass it makes room first; it measures the rise of memory if that is needed.
         """
         kind = self._kinds[type(owner_of(func))]
-        # It may change an array that it holds, as a normalisation does with running statistics; a
-        # call that has read the array is recomputed from a copy, which `_prepare` gives to calls.
+        # It may change an array that it holds, as a normalisation does with running statistics.
+        # A call that has read the array is recomputed from a copy, which `_prepare` gives to calls.
         if not self.is_pressed and self._has_read(vars(owner_of(func)).values()):
             self._press(now)
         self._prepare(func, inputs)
@@ -245,8 +245,8 @@ class Evict(PassPolicy):
     def _look(self, now: PassSoFar) -> None:
         """Count the bytes that are really held, and press the pass if they come near the budget.
 
-        Cost: proportional to the functions since the last count; arrays counted then are taken for
-        alive.
+        Cost: proportional to the functions since the last count; arrays counted then are assumed to
+        be alive.
         """
         roots = self._roots
         for reference, leaves, _, stash, *_ in self._ran[self._looked :]:
@@ -291,7 +291,7 @@ class Evict(PassPolicy):
             now: the pass.
             func, kind: the function and its class.
             ran: the record of its application.
-            arrays: its inputs and its outputs, None for those that are gone.
+            arrays: its inputs and its outputs; None for freed ones.
             known: see the argument ``roots`` of `Account.add`.
         """
         self._room.read(ran.leaves)
@@ -370,7 +370,7 @@ class Evict(PassPolicy):
 
     @property
     def _pressure_now(self) -> Pressure | None:
-        """Return what makes room in backward; None if a plan does, or if nothing is evicted."""
+        """Return the `Pressure` in backward; None if a plan makes room, or nothing is evicted."""
         return self._pressure if self.evicts and self._plan is None else None
 
     def before_backward(self, call: Call) -> Iterator[TapeAction]:
@@ -378,14 +378,14 @@ class Evict(PassPolicy):
         return iter(()) if self._plan is None else self._plan.before_backward(call)
 
     def ensure(self, now: PassSoFar, call: Call) -> None:
-        """Make the arrays that this step reads available, and room for those that it makes."""
+        """Restore the arrays that this step reads, and make room for those that it computes."""
         if (pressure := self._pressure_now) is None:
             call.ensure()
         else:
             pressure.before(call, now.retry_after_oom)
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
-        """Run a step of backward; measure its time, and in a pass without facts what it takes."""
+        """Run a step of backward; measure its time, and in a pass without facts its memory."""
         if (pressure := self._pressure_now) is None:
             proceed(func, *args)
         else:
@@ -398,11 +398,11 @@ class Evict(PassPolicy):
         return iter(()) if self._plan is None else self._plan.after_backward(call)
 
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
-        """Yield the planned drops that are left."""
+        """Yield the remaining planned drops."""
         return iter(()) if self._plan is None else self._plan.end(popped, whole)
 
     def learn(self, now: PassSoFar) -> None:
-        """Add the facts of the pass, which has gone backward, to the experience."""
+        """Add the facts of the pass, whose backward has run, to the experience."""
         pressure, experience = self._pressure, self._experience
         assert pressure is not None
         if self.is_pressed and now.integrity == "intact":
@@ -421,7 +421,7 @@ class Evict(PassPolicy):
         if not self.is_pressed:
             self._press(now)
         if self.learns:
-            self._room.budget, self._is_plannable = None, True  # keep as few as can be from now on
+            self._room.budget, self._is_plannable = None, True  # from now on keep the least
         return self._pressure.evict_half([call for call in now.calls if call.index in busy])
 
     def release(self) -> None:
@@ -444,7 +444,7 @@ def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
 
 
 def trace(now: PassSoFar, func: Any, made: int, leaves: Iterable[Any]) -> None:
-    """Mix a function, the bytes that it made and those that it read into its pass's trail."""
+    """Mix a function, and the bytes that it made and read, into its pass's trail."""
     read = 0
     for leaf in leaves:
         if leaf is not None:
@@ -471,7 +471,7 @@ def _array_of(node: Any) -> Any:
 
 
 def inputs_of(func: Any, leaves: Sequence[Any]) -> list[Any]:
-    """Return the inputs of a function that has run; None for those that are gone."""
+    """Return the inputs of a function that has run; None for freed ones."""
     return [
         _array_of(node) if leaf is None else leaf
         for node, leaf in zip(func.inputs, leaves, strict=True)
@@ -479,7 +479,7 @@ def inputs_of(func: Any, leaves: Sequence[Any]) -> list[Any]:
 
 
 def outputs_of(func: Any) -> list[Any]:
-    """Return the outputs of a function that has run; None for those that are gone."""
+    """Return the outputs of a function that has run; None for freed ones."""
     found = [_array_of(reference()) for reference in func.outputs]
     retained = func._retained_output_data
     if retained:
@@ -489,7 +489,7 @@ def outputs_of(func: Any) -> list[Any]:
 
 
 def held_by(func: Any, stash: Iterable[str]) -> Iterator[Any]:
-    """Yield the outputs and the function state of a function that are alive."""
+    """Yield the live outputs and function state of a function."""
     for array in outputs_of(func):
         if array is not None:
             yield array

@@ -1,9 +1,9 @@
 """Facts about a function: may it run again, its state, its seconds and its memory.
 
-A graph that comes back has facts of each of its calls, as `Observed`. One that does not has those
-of its functions, by class: the first calls of a class are examined closely (`FunctionKind`), and
-others are taken to be alike. Memory is measured for the first calls alike, around each call alone,
-by the meter of the memory that its arrays are in (`CallMemory`).
+A graph that repeats has facts of each of its calls, as `Observed`. A graph that does not repeat has
+facts by class of function: the first calls of a class are examined closely (`FunctionKind`), and
+others are assumed to be alike. Memory is measured for the first of similar calls, around each call
+alone, by the meter of its arrays' memory (`CallMemory`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from umem.planner import DRAWS
 from umem.trace.recording import BlockMeter, HostMeter, root_of
 
 LOOKS = 3
-"""Calls of a class that are examined before the class is known, where graphs do not come back. A
-guess that no measurement supports."""
+"""Calls of a class that are examined before the class is known, if graphs do not repeat. A guess,
+not measured."""
 MEASURED = 2
-"""Calls alike whose memory is measured: the first one may set up what stays."""
+"""Similar calls whose memory is measured: the first one may allocate memory that stays."""
 OBJECTS = 4096
-"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` sees as well. A guess
+"""Bytes of a measured rise that are Python's own objects, which `tracemalloc` also sees. A guess
 below the 5.3 to 7.0 KB that the objects of a call take in five networks."""
 STEP = 512
-"""Workspace is rounded down to so many bytes, the step of CuPy's pools: on the host a few of
+"""Workspace is rounded down to a multiple of this, the step of CuPy's pools: on the host a few of
 Python's floats come and go with it, and the same call seems to take 24 bytes more or less."""
 SHAPES = 32
-"""At most this many shapes of parameters are told apart for each class. A guess that no measurement
-supports."""
+"""At most this many shapes of parameters are told apart for each class. A guess, not measured."""
 _MT19937_BYTES = 624 * 4 + 4
 """Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
 _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))
-"""Functions that may be recomputed although they change state, as a recompute leaves it alone."""
+"""Functions that may be recomputed although they change state, because a recompute preserves it."""
 
 
 class Before(NamedTuple):
@@ -62,16 +61,16 @@ class Observed(NamedTuple):
     """Facts of one call, measured while its forward ran.
 
     Attributes:
-        nbytes: memory of the outputs, without that of inputs that they are views of.
+        nbytes: memory of the outputs, without the memory of inputs that they are views of.
         grad_bytes: gradients of the outputs.
-        alias: index of the call of this pass whose memory all outputs are views of; None otherwise.
+        alias: index of the call of this pass whose memory all outputs are views of; or None.
         stash: names of the function state, the attributes that forward set to arrays.
         stash_bytes: function state beside the outputs, if it can be dropped; 0 for a view.
         drawn_bytes: function state that was drawn at random.
         mask_bytes, packed_bytes: a dropout's mask, as it is and as bits.
         again: whether the call may be recomputed.
-        looked: whether the random state was examined as well for that.
-        seconds: of the forward, as a device's cost model has it if that is asked for.
+        looked: whether the random state was also examined for that.
+        seconds: of the forward; if requested, by a device's cost model.
         workspace_bytes: needed only while forward ran; 0 if not measured.
     """
 
@@ -161,9 +160,10 @@ def _sum(array: Any) -> int:
 
 
 def _random() -> bytes:
-    """Return the state of NumPy's global generator, as far as drawing bits changes it.
+    """Return the state of NumPy's global generator that drawing bits changes.
 
-    The copy lacks the second of two normal numbers that are drawn together; `DRAWS` names the
+    The copy lacks the second of two normal numbers that are drawn together; `DRAWS` names
+    Chainer's functions that draw them. ``get_state`` takes 150 times as long as this copy.
     functions of Chainer that draw such. ``get_state`` takes 150 times as long as this copy.
     """
     random: Any = np.random
@@ -177,7 +177,7 @@ def _random() -> bytes:
 
 
 def wait_for(inputs: Any) -> None:
-    """Wait for all kernels on a GPU, where the host's time of a call is that of launching them."""
+    """Wait for all kernels on a GPU, where the host's time of a call is only their launch."""
     arrays = [x.array if isinstance(x, chainer.Variable) else x for x in inputs]
     device = chainer.backend.get_device_from_array(*arrays)
     if device.xp is not np:
@@ -189,8 +189,8 @@ class Timed:
 
     Args:
         run: the call.
-        inputs: what it reads, where its kernels are to be waited for; None: they are not.
-        by_model: whether to ask the current device's cost model for the call's cost as well.
+        inputs: its inputs, to wait for its kernels; None: do not wait.
+        by_model: whether to ask also the current device's cost model for the call's cost.
 
     Attributes:
         seconds: on this host.
@@ -202,7 +202,7 @@ class Timed:
         self.seconds = self.cost = 0.0
 
     def __call__(self) -> Any:
-        """Run the call; return what it returns."""
+        """Run the call; return its result."""
         modelled = model_seconds() if self._by_model else None
         start = work_seconds()
         made = self._run()
@@ -225,14 +225,14 @@ def model_seconds() -> float | None:
 
 
 def meter_of(arrays: Iterable[Any]) -> BlockMeter:
-    """Return a meter of the memory that arrays are in: the host's, or the current GPU's pools.
+    """Return a meter of the memory of arrays: the host's, or the current GPU's pools.
 
-    The host's where all are NumPy's; variables and None are allowed among them.
+    The host's if all are NumPy's; variables and None are allowed among them.
     """
     arrays = [getattr(x, "array", x) for x in arrays]
     if all(x is None or isinstance(x, np.ndarray) for x in arrays):
         return HostMeter()
-    from umem.devices.cuda import PoolMeter  # imports CuPy, which need not be there
+    from umem.devices.cuda import PoolMeter  # imports CuPy, which may be missing
 
     return PoolMeter()
 
@@ -243,14 +243,14 @@ def shape_of(leaves: Sequence[Any]) -> Any:
 
 
 class CallMemory:
-    """The memory that calls alike take while they run: measured for the first, and for larger ones.
+    """The memory of similar calls while they run: measured for the first, and for larger ones.
 
-    Of other calls, memory is expected to rise by the same share of the bytes that they work on. The
-    largest calls count for it, as small ones have much beside their arrays.
+    For other calls, the expected rise of memory is the same share of the bytes that they work on.
+    The largest calls determine it, because small ones have much memory beside their arrays.
 
     Attributes:
-        workspace_bytes: needed only while the call ran that was measured last.
-        risen_bytes: the most by which memory has risen in a measured call, its results included.
+        workspace_bytes: needed only during the last measured call.
+        risen_bytes: the largest rise of memory in a measured call, including its results.
     """
 
     __slots__ = ("_base", "_count", "_share", "risen_bytes", "workspace_bytes")
@@ -260,9 +260,9 @@ class CallMemory:
         self.workspace_bytes = self.risen_bytes = 0
 
     def wants(self, base: int = 0) -> bool:
-        """Tell whether a call that works on so many bytes should be measured.
+        """Tell whether to measure a call that works on this many bytes.
 
-        ``base`` is 0 if all calls alike work on as many.
+        ``base`` is 0 if all similar calls work on equally many.
         """
         return self._count < MEASURED or base > 1.5 * self._base
 
@@ -273,15 +273,15 @@ class CallMemory:
         base: int = 0,
         gradients: Sequence[tuple[weakref.ref[Any], int]] = (),
     ) -> Any:
-        """Run a call, and measure its memory if that can be done; return what it returns.
+        """Run a call, and measure its memory if possible; return its result.
 
-        A peak that the user follows with `tracemalloc` stays as it was.
+        A peak that the user follows with `tracemalloc` is preserved.
 
         Args:
             run: the call.
-            meter: of the memory that its arrays are in.
-            base: as `wants`.
-            gradients: arrays from before that it may free, with their bytes.
+            meter: of its arrays' memory.
+            base: see `wants`.
+            gradients: earlier arrays that it may free, with their bytes.
         """
         if meter.why_not() is not None:
             return run()
@@ -306,7 +306,7 @@ class CallMemory:
             self._share, self._base = max(self._share, share), max(self._base, base)
 
     def expected_bytes(self, base: int) -> int:
-        """Return the rise to expect of a call on so many bytes; as many if none was measured."""
+        """Return the expected rise for a call on this many bytes; the same if none was measured."""
         return int(self._share * base)
 
 
@@ -318,7 +318,7 @@ class FunctionKind:
 
     Attributes:
         again: whether its calls may be recomputed.
-        changes: whether they have running statistics, which they change.
+        changes: whether its calls change running statistics.
         is_plain: whether enough calls were examined, may be recomputed and change nothing.
         draws: whether its function state is drawn at random.
         stash: names of the function state, the attributes that forward sets to arrays.
@@ -375,16 +375,16 @@ def _of_shape(memories: dict[Any, CallMemory], shape: Any) -> CallMemory:
 
 
 class Experience:
-    """Facts that functions have shown in all passes, and that passes without a plan have taken.
+    """Facts about functions from all passes, and about the passes without a plan.
 
     Attributes:
         kinds: the classes of functions that were seen.
-        rise_bytes: the most that memory has risen in a call of forward.
+        rise_bytes: the largest rise of memory in a call of forward.
         backward_share: the most that backward has held beside arrays of forward and the gradients
             of parameters, as a share of the former; None before a backward was followed.
         plain_bytes: the highest peak that a pass would have had with nothing evicted.
         peak_bytes: the highest peak of a pass, by account.
-        count: passes that have gone backward.
+        count: passes that have had a backward.
         seconds, rerun_seconds: of functions in passes under pressure, and of recomputing there.
     """
 
@@ -408,7 +408,7 @@ class Experience:
 
         Args:
             func: its function.
-            args: the arguments of Chainer's ``backprop_step`` behind the function.
+            args: the arguments of Chainer's ``backprop_step`` after the function.
             run: the step.
         """
         targets, out_grad, in_grads = args[:3]
@@ -417,7 +417,7 @@ class Experience:
         arrays = [*(x.data for x in func.inputs), *arrays, *before]
         memory, meter = self._memory(func, arrays, targets), meter_of(arrays)
         gradients = [(weakref.ref(array), array.nbytes) for array in before]
-        del arrays, before  # the step is to free them
+        del arrays, before  # so that the step can free them
         if memory.wants():
             memory.run(run, meter, gradients=gradients)
         else:
@@ -427,7 +427,7 @@ class Experience:
     def _memory(self, func: Any, arrays: Iterable[Any], targets: Any = None) -> CallMemory:
         """Return the memory of calls of the same class, options and shapes.
 
-        Options are attributes that are plain values, such as a stride.
+        Options are attributes with plain values, such as a stride.
         """
         owner = owner_of(func)
         options = [
@@ -450,7 +450,7 @@ class Experience:
     def ended(
         self, plain_bytes: int, peak_bytes: int, seconds: float, rerun_seconds: float
     ) -> None:
-        """Count a pass that is over.
+        """Count a finished pass.
 
         Args:
             plain_bytes: its peak, had nothing been dropped.
@@ -465,7 +465,7 @@ class Experience:
 
 
 class Kinds(dict[type, FunctionKind]):
-    """The classes of functions that were seen, by type; a class that is asked for is added."""
+    """The classes of functions that were seen, by type; a requested class is added."""
 
     def __missing__(self, kind: type) -> FunctionKind:
         found = self[kind] = FunctionKind(kind)

@@ -1,10 +1,10 @@
-"""Gradients as a plain backward leaves them, whatever order its steps are taken in.
+"""Sums of gradients equal to a plain backward's, whatever the order of its steps.
 
 Floating-point sums depend on their order. If a value has several users, Chainer adds their
 gradients up as backward reaches them. A plan reaches them in another order; a gradient that arrives
 too early then waits for those that a plain backward adds before it (`GradientSums`).
 
-Cost: the memory of waiting gradients; nothing where the two orders agree.
+Cost: the memory of waiting gradients; nothing if the two orders agree.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Contended = dict[int, dict[int, tuple[int, ...]]]
 def plain_order(nodes: Iterable[Any], calls: Iterable[Call]) -> dict[int, int] | None:
     """Predict the order of Chainer's own backward from some variable nodes.
 
-    Chainer takes the function of the highest rank, and of several the one that a gradient has
+    Chainer takes the function of the highest rank; among several, the one that a gradient has
     reached first (``_backprop_to_all``).
 
     Args:
         nodes: the roots of the backward, in their order.
-        calls: of the pass.
+        calls: the pass's calls.
 
     Returns:
         By call, its position; None if that depends on gradients that a function may leave out, or
-        if a function that backward reaches is not one of the calls.
+        if backward reaches a function that is not one of the calls.
     """
     own = {id(call.func): call for call in calls if call.has_graph}
     heap: list[tuple[int, int, Any]] = []
@@ -74,7 +74,7 @@ def contended(
     Args:
         users: for each value, the calls and inputs that read it.
         plain: by call, its position in a plain backward.
-        order: by call, its position in the planned forward, whose reverse the planned backward is.
+        order: by call, its position in the planned forward; the planned backward is its reverse.
     """
     found: Contended = {}
     for readers in users.values():
@@ -104,7 +104,7 @@ class GradientSums:
     def step(self, original: Any, call: int, func: Any, args: tuple[Any, ...]) -> None:
         """Run a backward step, and insert its gradients at their plain-backward positions.
 
-        Contended sums are added up as far as no earlier gradient is missing; others at once.
+        Contended sums are added up until an earlier gradient is missing; others at once.
 
         Args:
             original: Chainer's own backward step.
@@ -146,7 +146,7 @@ class GradientSums:
         found[:] = [gradient for _, gradient in pairs]
 
     def _add_up(self, x: Any, found: list[Any], expected: tuple[int, ...]) -> None:
-        """Add up the leading gradients, as far as every call before them in plain order has run."""
+        """Add up the leading gradients, until a call before them in plain order has not run."""
         limit = -1
         for place in expected:
             if place not in self._done:

@@ -24,32 +24,32 @@ from umem.units import format_bytes
 
 REMEMBERED = 32
 """At most this many graphs without a plan are remembered. This and the counts of graphs that follow
-are guesses that no measurement supports."""
+are guesses, not measured."""
 MANY = 8
-"""After this many different graphs in a row, none of which repeated, the user is warned.
+"""The user is warned after this many different graphs in a row, none of which repeated.
 
-Also the most passes that are measured in vain while expecting a graph.
+Also the most fruitless measurements while expecting a graph.
 """
 LAST = 16
 """At most this many of the last passes' trails are kept, to see which graphs repeat."""
 OFTEN = 5
 """A graph repeats if at least this many of the last passes had its trail."""
 STRANGERS = 3
-"""Once this many of the last trails occurred a single time, graphs are not expected to repeat."""
+"""Graphs are not expected to repeat once this many of the last trails occurred a single time."""
 TRIES = 8
 """Passes of other graphs that are observed while expecting one that repeats, before giving up."""
 OBJECTS, OBJECTS_OF_CALL = 1 << 20, 7 << 10
 """Bytes by which a peak measured on the host may exceed the budget: once, and for each call.
 
-They are for Python's own objects, which tracemalloc counts: 5.3 to 7.0 KB a call in five networks.
+They are Python's own objects, which tracemalloc counts: 5.3 to 7.0 KB a call in five networks.
 """
 FIRST_PIECE = 64 << 20
-"""Bytes that a pool reserves in one piece for passes without a plan, beside what is known.
+"""Bytes that a pool reserves in one piece for passes without a plan, beside the known bytes.
 
 They are for arrays of some MiB: the driver's blocks of 2 MiB cost larger ones little.
 """
 KEEPS = "a graph is not planned, and keeps everything: "
-AGAIN = "it goes backward again after an update"
+AGAIN = "its backward runs again after an update"
 
 
 class Graphs:
@@ -61,11 +61,11 @@ class Graphs:
 
     Attributes:
         target: the budget to plan for.
-        gaps: those of the GPU's pool, for which a budget in bytes has to have room.
+        gaps: the gaps of the GPU's pool, for which a budget in bytes must have room.
         optimizers: the bytes of optimizer state and of the workspace of updates.
-        warnings: those that the user was given.
-        planned_count: passes that followed a plan from their beginning to their end.
-        followed_seconds: of those passes, without the ones that were measured.
+        warnings: the warnings that the user was given.
+        planned_count: passes that followed a plan from beginning to end.
+        followed_seconds: of those passes, except measured ones.
         own_seconds: the part of ``followed_seconds`` for recomputing, and for following the plan.
     """
 
@@ -73,7 +73,7 @@ class Graphs:
         self.target = target
         self._offload = offload
         self._card_is_known = False
-        self._in_use = 0  # where the bytes to spare were found first
+        self._in_use = 0  # when the free bytes were first measured
         self._others_bytes: int | None = None  # the part of them that a step does not read
         self._seen: list[SeenGraph] = []
         self._count = 0
@@ -92,14 +92,14 @@ class Graphs:
         return iter(list(self._seen))
 
     def aim_at_card(self, pools: MeteredPools | None) -> None:
-        """Find the bytes that the card has to spare, before the first pass and after a run-out.
+        """Measure the card's free bytes, before the first pass and after a run-out.
 
-        They are the budget, if that is "card"; plans for a budget in bytes have no more than them.
-        Once the first pass has gone forward, arrays that a step does not read are taken off. On a
-        virtual GPU the budget is all of its VRAM, with the gaps that its pool is expected to have.
+        They are the budget, if that is "card"; plans for a budget in bytes use no more than them.
+        After the first forward, arrays that a step does not read are subtracted. On a virtual GPU
+        the budget is all of its VRAM, with the expected gaps of its pool.
 
         Raises:
-            UnsupportedError: the card is wanted, and the arrays are the host's.
+            UnsupportedError: the budget is "card", and the arrays are the host's.
         """
         is_first = self.target.is_card and not self.target.budget
         if pools is None:
@@ -119,28 +119,28 @@ class Graphs:
         device = entered_device()
         if device is None:
             raise UnsupportedError(
-                'Recompute("card") takes what a GPU has to spare, and the arrays are NumPy\'s: '
-                "give it bytes"
+                'Recompute("card") uses the free memory of a GPU, but the arrays are NumPy\'s: '
+                "give a budget in bytes"
             )
         self.target = self.target._replace(budget=device.vram_bytes)
         self._others_bytes = 0
         self.gaps.expect()
 
     def wanted_bytes(self, alike: Iterable[SeenGraph], in_use: int) -> int:
-        """Return the bytes that pools are to reserve for a pass that may be of these graphs.
+        """Return the bytes that pools should reserve for a pass that may be of these graphs.
 
-        They are what a plan takes, with the gaps. Without one they are as many as are in use
-        before the pass once more, and `FIRST_PIECE`. No more than a budget in bytes.
+        They are a plan's bytes with the gaps. Without a plan they are twice the bytes in use before
+        the pass, and `FIRST_PIECE`. Never more than a budget in bytes.
         """
         planned = [seen.plan.peak_bytes for seen in alike if seen.plan is not None]
         wanted = int(max(planned) * self.gaps.planned) if planned else 2 * in_use + FIRST_PIECE
         return min(wanted, self.target.budget) if isinstance(self.target.budget, int) else wanted
 
     def _take_others_off(self, facts: GraphFacts) -> None:
-        """Subtract arrays that a step does not read from what the card has to spare; only once.
+        """Subtract arrays that a step does not read from the card's free bytes; only once.
 
-        These are the bytes in use beyond those of the step's own arrays. They lower the bytes that
-        gaps may keep to and, where the budget is "card", the budget.
+        These are the bytes in use beyond the step's own arrays. They lower the limit for gaps and,
+        if the budget is "card", the budget.
         """
         if self._others_bytes is not None:
             return
@@ -178,11 +178,10 @@ class Graphs:
     # -- before a pass ---------------------------------------------------------------------
 
     def plan(self, func: Any, inputs: Any) -> list[SeenGraph]:
-        """Plan the graphs that may begin with this call and have been measured; list all that may.
+        """Plan the measured graphs that may begin with this call; list all that may.
 
         Raises:
-            BudgetError: one of them has no plan within the budget, which is remembered of the
-                graph.
+            BudgetError: one of them has no plan within the budget; the graph remembers it.
         """
         self._count_updated()
         alike = self.alike(func, inputs)
@@ -192,7 +191,7 @@ class Graphs:
         return alike
 
     def _plan(self, seen: SeenGraph) -> None:
-        """Plan one graph, and adopt the plan; warn once if a share cannot be kept to.
+        """Plan one graph, and adopt the plan; warn once if no plan fits a share.
 
         Raises:
             BudgetError: no plan is within the budget; remembered, so that the next pass raises at
@@ -227,7 +226,7 @@ class Graphs:
         """Choose the measurement of the pass that begins: ``workspace``, ``peak`` or None.
 
         Args:
-            alike: the graphs that may begin like it.
+            alike: the graphs that may begin like the pass.
             plain: whether Chainer runs the pass alone, with nothing dropped.
         """
         wait = [one for one in alike if one.never is None and one.tries < MANY]
@@ -240,7 +239,7 @@ class Graphs:
         return "peak" if self._waiting else None
 
     def end_tries(self) -> None:
-        """Count the measured pass, which is over, as a try of each graph that was expected."""
+        """Count the measured pass, which is over, as a try of each expected graph."""
         for seen in self._waiting:
             seen.tries += 1
         self._waiting = []
@@ -268,7 +267,7 @@ class Graphs:
         return once >= STRANGERS and not self._wanted
 
     def _count_updated(self) -> None:
-        """Add the bytes of optimizers to all graphs, and discard plans made before those grew."""
+        """Add the bytes of optimizers to all graphs, and discard plans made before they grew."""
         if not self.optimizers.take_new():
             return
         for seen in self._seen:
@@ -286,14 +285,14 @@ class Graphs:
     # -- learning from passes --------------------------------------------------------------
 
     def learn(self, now: Pass) -> None:
-        """Store the graph of a pass that went forward without a plan, and the arrays outside."""
+        """Store the graph of a pass whose forward ran without a plan, and the arrays outside."""
         seen = self.find([call.signature for call in now.calls]) or self._add(now)
         facts = seen.facts.with_beside(look_beside(now.calls), now.old_gradients)
         seen.facts = facts.with_updates(self.optimizers)
         self._take_others_off(seen.facts)
 
     def _add(self, now: Pass) -> SeenGraph:
-        """Store one more graph; of more than `REMEMBERED` without a plan, forget the oldest."""
+        """Store another graph; forget the oldest if more than `REMEMBERED` have no plan."""
         self._count += 1
         keeps_order = any(rules_of(call.signature[0])[1] for call in now.calls)
         seen = SeenGraph(
@@ -306,16 +305,16 @@ class Graphs:
         self._once_seen += 1
         if self._once_seen == MANY:
             self.warn(
-                f"nothing is planned: the last {MANY} passes were {MANY} different graphs, and a "
-                "plan is made for a graph that comes back"
+                f"nothing is planned: the last {MANY} passes were {MANY} different graphs, and "
+                "only a graph that repeats gets a plan"
             )
         return seen
 
     def finish_learning(self, now: Pass, *, measured: bool) -> None:
         """Record the order, roots and times of a backward without a plan.
 
-        ``measured``: the workspace of the pass was measured; a graph that repeats may be planned
-        then.
+        ``measured``: the workspace of the pass was measured; a graph that repeats may then be
+        planned.
         """
         seen = self.find([call.signature for call in now.calls])
         if seen is None:
@@ -340,7 +339,7 @@ class Graphs:
                 _calibrate(seen, now)
 
     def learn_order_anew(self, now: Pass, seen: SeenGraph) -> None:
-        """Replace a graph's backward order by that of this pass, and discard its plan."""
+        """Replace a graph's backward order by this pass's, and discard its plan."""
         ranks = [call.plain_rank for call in now.calls]
         seen.facts = replace(seen.facts, order=dict(now.popped), ranks=ranks)
         seen.forget_plan()
@@ -348,7 +347,7 @@ class Graphs:
     def note_outliving(self, now: Pass) -> None:
         """Record that a pass's graph is still alive when the next pass begins.
 
-        Its plan is discarded if outputs that must not be recomputed are alive twice then, unless a
+        Its plan is discarded if outputs that must not be recomputed are then alive twice, unless a
         plain step fits.
         """
         seen = now.rule.seen or self.find(now.signatures)
@@ -364,15 +363,15 @@ class Graphs:
         return self._once_seen < MANY
 
     def plan_first(self, now: Pass) -> tuple[SeenGraph, Carried] | None:
-        """Plan the backward of a pass that has gone forward without a plan, for a budget in bytes.
+        """Plan the backward of a pass whose forward ran without a plan, for a budget in bytes.
 
-        The workspace of a step of backward is not known before one has run: it is taken to be that
-        of the step's forward. Where no plan is within the budget, the one of the least peak is
-        taken; later passes raise.
+        The workspace of a step of backward is unknown before one has run; the step's forward
+        workspace is used instead. If no plan is within the budget, the plan of the least peak is
+        used; later passes raise.
 
         Returns:
-            the graph with the facts that are known by then, and its plan; None if a plain step
-            fits, if the budget is a share, which has no bytes yet, or if graphs do not repeat.
+            The graph with the facts known so far, and its plan; None if a plain step fits, if the
+            budget is a share, which has no bytes yet, or if graphs do not repeat.
         """
         seen = self.find(now.signatures)
         if seen is None or seen.never is not None:
@@ -401,7 +400,7 @@ class Graphs:
         return None if plan.fits else (first, plan)
 
     def goes_again(self, signatures: Sequence[Signature]) -> None:
-        """Plan a graph no more that went backward again after an update; it keeps everything."""
+        """Stop planning a graph whose backward ran again after an update; it keeps everything."""
         seen = self.find(signatures)
         if seen is not None and not seen.keeps:
             seen.keep_everything(AGAIN)
@@ -440,7 +439,8 @@ class Graphs:
         Args:
             seen: the graph of the pass.
             peak_bytes: beside the arrays outside of the graph; None if it cannot be measured here.
-            gaps: the bytes that the pool has reserved, relative to those in use; None on the host.
+            gaps: the bytes that the pool has reserved, relative to the bytes in use; None on the
+                host.
             measured: whether the pass was measured.
         """
         if not measured or seen.followed:
@@ -467,7 +467,7 @@ class Graphs:
                 seen.forget_plan()
 
     def _keep_the_promise(self, seen: SeenGraph, found: int, objects: int) -> None:
-        """Plan again with less room if a pass exceeded the budget; warn if no plan fits then.
+        """Plan again with less room if a pass exceeded the budget; warn if then no plan fits.
 
         ``objects``: the part of the peak that may be Python's own objects.
         """
@@ -484,15 +484,15 @@ class Graphs:
             seen.take_tighter(plan)
         except BudgetError:
             self.warn(
-                f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: "
-                "with that much less room there is no plan, and this one stays"
+                f"a pass took {format_bytes(found)}, and the budget is {format_bytes(budget)}: no "
+                "plan fits with that much less room, and the present plan is kept"
             )
 
 
 def _calibrate(seen: SeenGraph, now: Pass) -> None:
     """Add the measured workspace of a pass to its graph's calls.
 
-    Calls that were never examined also take from this pass whether they may be recomputed.
+    Calls that were never examined also learn from this pass whether they may be recomputed.
     """
     whole = len(now.observed) == len(now.calls)
     looked = now.observed if whole else seen.tape.observed

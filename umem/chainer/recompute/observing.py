@@ -1,4 +1,4 @@
-"""Observation of a whole pass: the arrays beside its graph, its peak, what is not on its tape."""
+"""Observation of a whole pass: the arrays beside its graph, its peak, calls outside of its tape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Beside(NamedTuple):
         constant_bytes: parameters and other arrays from outside that its calls read, or hold.
         stays: by call, bytes of the gradients of leaves that its backward is the first to make.
         parameters: by id, weak references to the parameters.
-        held_gradients: by id of a parameter, the bytes of the gradient that it has now.
+        held_gradients: by id of a parameter, the bytes of its present gradient.
     """
 
     constant_bytes: int
@@ -80,7 +80,7 @@ def gradient_bytes(parameter: Any) -> int:
 class PassPeaks:
     """Measures the peak of a whole pass by a meter, or says that calls are measured; or is off.
 
-    The peak of a pass is slow to measure on the host, where the meter is that of `tracemalloc`.
+    The peak of a pass is slow to measure on the host, where the meter is `tracemalloc`'s.
 
     Attributes:
         what: ``workspace`` (of calls, see `CallMemory`) or ``peak`` while measuring; None while
@@ -96,7 +96,7 @@ class PassPeaks:
     def start(self, what: str, meter: BlockMeter, *, blind: bool = False) -> None:
         """Begin to measure the ``workspace`` of calls, or a pass's ``peak``.
 
-        ``blind``: the meter cannot tell what the arrays take, and nothing is measured.
+        ``blind``: the meter cannot see the arrays' memory, and nothing is measured.
         """
         self.what, self._meter, self._blind = what, meter, blind
         if self.measures("peak"):
@@ -109,7 +109,7 @@ class PassPeaks:
         self.what = None
 
     def turn(self) -> None:
-        """Handle the end of forward: note its peak, and begin to measure that of backward."""
+        """Handle the end of forward: note its peak, and begin to measure backward's."""
         if self.measures("peak"):
             self._forward = self._meter.held().peak - self._before
             self._meter.reset()
@@ -129,7 +129,7 @@ class PassPeaks:
     def gaps(self) -> float | None:
         """Return the bytes that the pool has reserved, relative to the most that were in use.
 
-        Measured is the pass whose `peak` is; None if that is off, or the meter is the host's.
+        They are of the pass whose `peak` is measured; None if that is off, or on the host.
         """
         pools = self._meter.pools
         if pools is None or not self.measures("peak"):
@@ -149,12 +149,12 @@ def check_tape(func: Any, inputs: Any) -> None:
     """
     if configuration.config.schedule_func is not None:
         raise UnsupportedError(
-            "static_graph runs a schedule of its own, around Chainer's tape: take the decorator "
-            "away, or do not use Recompute"
+            "static_graph runs its own schedule, around Chainer's tape: remove the decorator, "
+            "or do not use Recompute"
         )
     for x in inputs:
         if getattr(x, "_has_chainerx_array", False) or type(x).__module__ == "chainerx":
             raise UnsupportedError(
-                f"{func.label!r} was given a ChainerX array; ChainerX keeps a graph of its own, "
+                f"{func.label!r} was given a ChainerX array; ChainerX keeps its own graph, "
                 "which Recompute cannot reach: use NumPy or CuPy arrays"
             )

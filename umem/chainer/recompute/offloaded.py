@@ -1,8 +1,8 @@
 """Offloading under Recompute: the target of a training run, and a call's offloaded arrays.
 
-A call's outputs or its function state are sent once and brought back. Whole pieces of memory are
-sent, each once, and arrays come back with the layout that they had in theirs. If the program still
-holds the outputs as variables, those are used and no output is transferred back.
+A call's outputs or its function state are sent once and fetched. Whole pieces of memory are sent,
+each once, and arrays are restored with their layout in it. If the program still holds the outputs
+as variables, those are used and no output is transferred back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ What = Literal["value", "stash"]
 
 
 class _Piece(NamedTuple):
-    """The number of the sent piece of memory that an array lies in, and its layout there."""
+    """The number of the sent piece of memory that contains an array, and its layout there."""
 
     number: int
     layout: ArrayLayout
@@ -37,7 +37,7 @@ class Offloaded:
     """Arrays that were sent to the offload target.
 
     Args:
-        sent: the pieces of memory that the arrays lie in.
+        sent: the pieces of memory that contain the arrays.
         places: for each array, its piece and its layout there.
     """
 
@@ -64,17 +64,17 @@ class Offloaded:
         return cls(sent, places)
 
     def release(self) -> None:
-        """Release the arrays' memory here, once the copy on the target is whole."""
+        """Release the arrays' memory here, once the copy on the target is complete."""
         for one in self._sent:
             one.let_go()
 
     def fetch(self) -> None:
-        """Begin to bring the arrays back."""
+        """Begin to fetch the arrays."""
         for one in self._sent:
             one.fetch()
 
     def arrays(self) -> list[Any]:
-        """Return the arrays, after waiting until they are back."""
+        """Return the arrays, after waiting for their transfer."""
         grounds = [Ground.of(one.array()) for one in self._sent]
         return [layout.on(grounds[number]) for number, layout in self._places]
 
@@ -100,8 +100,8 @@ class OffloadTarget:
     def __init__(self, where: object) -> None:
         if where is not True and not (isinstance(where, (str, Path)) and str(where)):
             raise StateError(
-                "offload is True (CuPy's arrays go to pinned host memory), False, or a folder for "
-                f"the files of NumPy's arrays; got {where!r}"
+                "offload must be True (CuPy's arrays are offloaded to pinned host memory), False, "
+                f"or a folder for the files of NumPy's arrays; got {where!r}"
             )
         self._where: Where = True if where is True else Path(str(where))
         self.tier: Tier | None = None
@@ -111,14 +111,14 @@ class OffloadTarget:
 
     @property
     def is_among_arrays(self) -> bool:
-        """True if offloaded arrays lie in NumPy's memory like all others: the GPU is simulated."""
+        """True if offloaded arrays are in NumPy's memory like all others: the GPU is simulated."""
         return self.tier is not None and entered_device() is not None
 
     def start(self) -> None:
-        """Open the target if only NumPy's arrays can come, so that a bad folder is refused at once.
+        """Open the target if only NumPy's arrays are possible, to refuse a bad folder at once.
 
         Raises:
-            StateError, FileError: as `open_tier`; nothing was made.
+            StateError, FileError: as `open_tier`; nothing was created.
         """
         if only_numpy_moves(self._where):
             self._open(np.empty(0))
@@ -150,13 +150,13 @@ class OffloadTarget:
         self.tier, self._process = tier, Process()
 
     def close(self, calls: Sequence[Any]) -> None:
-        """Restore the offloaded arrays of graphs that are alive, then close the target.
+        """Restore the offloaded arrays of live graphs, then close the target.
 
         In a process that was forked since, nothing is restored: the target is the parent's.
 
         Raises:
-            what the tier raises where it cannot bring an array back; the rest is back, and the
-            target is closed.
+            The tier's error for an array that it cannot fetch; the rest is restored, and the target
+            is closed.
         """
         tier, self.tier = self.tier, None
         if tier is None:
@@ -173,7 +173,7 @@ class OffloadTarget:
 
 
 def _bring_back(calls: Sequence[Any]) -> None:
-    """Restore all offloaded arrays that can be; raise the first error once the rest is back."""
+    """Restore all offloaded arrays; raise the first error once the others are restored."""
     errors: list[Exception] = []
     for call in calls:
         try:

@@ -178,10 +178,10 @@ class Recompute:
         """
         count, plain = self.pass_count, self._training.plain_count
         if not count:
-            return "no pass was seen: nothing went backward in the block's thread"
+            return "no pass was seen: no backward ran in the block's thread"
         parts = [f"{self.planned_count} of {count} passes followed a plan"]
         if plain:
-            parts.append(f"{plain} fit as they are, and were left alone")
+            parts.append(f"{plain} fit without a plan")
         largest = self._largest()
         if largest is None:
             parts.append(_why_not_planned(self.graphs))
@@ -192,7 +192,7 @@ class Recompute:
             ratio = graphs.followed_seconds / (graphs.followed_seconds - graphs.own_seconds)
             parts.append(f"forward and backward took {ratio:.2f} times as long as without")
         if self.online_count:
-            parts.append(f"{self.online_count} came without one and were decided on as they went")
+            parts.append(f"{self.online_count} had no plan and were decided call by call")
         return "; ".join(parts)
 
     @property
@@ -319,7 +319,7 @@ def describe(seen: SeenGraph) -> str:
         return f"{head}not planned: {why}"
     plan, constant = seen.plan.solution.plan, seen.plan.solution.constant_bytes
     floor, node = problem.floor
-    left_alone = "a plain step fits, and is left as it is"
+    left_alone = "a plain step fits, and nothing is dropped"
     moved = {move.node for move in plan.moves if move.what == "value"}
     rerun, again = seen.rerun_seconds, [name for block in plan.recomputed for name in block]
     lines = [
@@ -328,7 +328,7 @@ def describe(seen: SeenGraph) -> str:
         f"{_or_not(seen.measured_bytes)}; {format_bytes(seen.plan.plain_bytes)} predicted "
         f"for a plain step; the floor is {format_bytes(floor)} ({node})",
         f"  parameters, state and inputs: {format_bytes(constant)} of it",
-        f"  the optimizer's update: {format_bytes(problem.update_peak_bytes)}, of them "
+        f"  the optimizer's update: {format_bytes(problem.update_peak_bytes)}, including "
         f"{format_bytes(problem.update_bytes)} only while it runs",
         f"  overhead: {_share(plan.overhead, tape.seconds)} of the forward pass predicted, "
         + ("not measured yet" if rerun is None else f"{_share(rerun, tape.seconds)} measured"),
@@ -353,9 +353,9 @@ def describe_online(found: Experience) -> list[str]:
         return []
     again = found.rerun_seconds / found.seconds if found.seconds else 0.0
     return [
-        f"{found.count} passes whose graph had not come back went without a plan: what to let "
-        f"go was decided call by call; peak {format_bytes(found.peak_bytes)} by account, and "
-        f"{again:.0%} of the time of those that had to let something go ran again"
+        f"{found.count} passes had no plan, because their graph had not repeated: evictions were "
+        f"decided call by call; peak {format_bytes(found.peak_bytes)} by account; recomputing took "
+        f"{again:.0%} of the time of functions in passes that evicted"
     ]
 
 
@@ -364,8 +364,8 @@ def describe_gaps(gaps: PoolGaps) -> list[str]:
     if gaps.measured is None:
         return []
     return [
-        f"CuPy's pool reserved {gaps.measured:.2f} times what was in use; a budget in bytes leaves "
-        f"room for {gaps.planned:.2f} times"
+        f"CuPy's pool reserved {gaps.measured:.2f} times the bytes in use; a budget in bytes "
+        f"leaves room for {gaps.planned:.2f} times"
     ]
 
 
@@ -383,7 +383,7 @@ def _why_not_planned(graphs: tuple[SeenGraph, ...]) -> str:
         why = seen.refused or seen.never
         if why is not None:
             return f"not planned: {why}"
-    return "nothing was planned: a plan is made for a graph that comes back, after two passes"
+    return "nothing was planned: a plan is made for a graph that repeats, after two passes"
 
 
 def _or_not(count: int | None) -> str:
