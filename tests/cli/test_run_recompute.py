@@ -174,7 +174,7 @@ def test_graphs_that_never_repeat_are_told_of(run: Run) -> None:
 def test_a_script_that_never_trains_is_told_so(run: Run) -> None:
     result = run("import sys; print('hello'); sys.exit(3)", "--recompute", "60%")
     assert result.returncode == 3 and result.stdout == "hello\n"
-    assert told(result).endswith("no pass was seen: nothing went backward in the block's thread")
+    assert told(result).endswith("no pass was seen: no backward ran in the block's thread")
 
 
 def test_the_line_comes_after_an_error_and_the_exit_code_is_the_scripts(run: Run) -> None:

@@ -118,7 +118,7 @@ def test_an_update_between_two_backwards_that_never_was_before_is_an_error_once(
     for result, wanted in zip(results, expected, strict=True):
         if "refused" not in result:
             same(result, wanted)
-    assert "goes backward again after an update" in memory.report()
+    assert "its backward runs again after an update" in memory.report()
 
 
 @pytest.mark.parametrize("other", ["head", "metric", "softmax"])

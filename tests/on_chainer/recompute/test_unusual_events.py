@@ -240,8 +240,8 @@ PLAYED: dict[str, list[Played]] = {
     "a pass leaves its plan": [
         Played(LEARNED, lengths(1, 1, 1, 1, 1, 2)),
         Played(
-            refused("call 16 (LinearFunction) is not what was planned: this pass keeps everything "
-                    "from there on. A graph that comes back is planned for", "Evict"),
+            refused("call 16 (LinearFunction) differs from the plan: this pass keeps everything "
+                    "from there on. A graph that repeats gets a plan", "Evict"),
             lengths(1, 1, 1, 1, 1, 2), budget="1GiB",
         ),
     ],

@@ -230,10 +230,10 @@ def _give_rules(old: Any, new: Any) -> None:
 def _without_state(rule: Any) -> Any:
     """Copy an update rule with its hooks and hyper-parameters, without state."""
     made = copy.copy(rule)
-        # A shallow copy shares these; a rule has no public way to reset them.
+    # A shallow copy shares these; a rule has no public way to reset them.
     made._state, made._fp32_param, made.t = None, None, 0
     made.hyperparam = copy.copy(rule.hyperparam)
-        # The hooks are in a private object, which the copy would also share.
+    # The hooks are in a private object, which the copy would also share.
     made._hookable = copy.copy(rule._hookable)
     for hooks in ("_pre_update_hooks", "_post_update_hooks"):
         setattr(made._hookable, hooks, copy.copy(getattr(rule._hookable, hooks)))

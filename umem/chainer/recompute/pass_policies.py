@@ -1,9 +1,9 @@
-"""Policies: what a pass keeps, drops and recomputes; a `Pass` carries their actions out.
+"""Policies decide what a pass keeps, drops and recomputes; a `Pass` carries their actions out.
 
 ============  ==============================================================
-`FollowPlan`  as the plan says
-`Evict`       as bytes run out, while a graph is being learned, and where
-              graphs do not come back; nothing where a plain step fits
+`FollowPlan`  follows the plan
+`Evict`       evicts as bytes run out, while a graph is being learned, and if
+              graphs do not repeat; drops nothing if a plain step fits
 ============  ==============================================================
 """
 
@@ -18,7 +18,7 @@ from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
 from umem.chainer.recompute.tape import Call
 
 HIGH = 1 << 40
-"""Base of the ranks of calls that follow a plan, above all ranks that Chainer gives."""
+"""Base of the ranks of calls that follow a plan, above all of Chainer's ranks."""
 ENDED_EARLY = "a pass ended before its plan did: it keeps the rest"
 
 
@@ -39,10 +39,10 @@ class PassSoFar(Protocol):
         """Carry out actions on its calls, one after another."""
 
     def trace(self, *marks: Any) -> None:
-        """Mix marks that tell its graph from others into the pass's trail."""
+        """Mix marks that distinguish its graph into the pass's trail."""
 
     def retry_after_oom(self, run: Callable[[], Any]) -> Any:
-        """Run something that allocates; make room and run it again where memory runs out."""
+        """Run something that allocates; if memory runs out, make room and run it again."""
 
 
 class PassPolicy:
@@ -51,10 +51,10 @@ class PassPolicy:
     Methods yield actions; each is carried out before the next is requested.
 
     Attributes:
-        applies: whether the policy applies functions itself, and makes a `Call` only if it has to.
+        applies: whether the policy applies functions itself, and makes a `Call` only if necessary.
         learns: whether each call is observed, to learn its graph.
         evicts: whether arrays are evicted that no plan drops.
-        seen: the graph that the pass is taken for, if that has a plan.
+        seen: the expected graph of the pass, if that has a plan.
     """
 
     applies = learns = evicts = False
@@ -67,11 +67,11 @@ class PassPolicy:
 
     @property
     def has_begun(self) -> bool:
-        """False as long as no function was applied, where that is known."""
+        """False before the first function is applied, if that is known."""
         return True
 
     def has_graph(self) -> bool:
-        """Tell whether a function that the policy applied, and that has no `Call`, is alive."""
+        """Tell whether a function that the policy applied without a `Call` is alive."""
         return False
 
     def has_run(self, func: Any) -> bool:
@@ -87,7 +87,7 @@ class PassPolicy:
         return False
 
     def has_ended(self, now: PassSoFar) -> bool:
-        """Tell whether the pass may go backward here, as far as it is compared with a graph."""
+        """Tell whether the pass, as far as it is compared with a graph, may run backward here."""
         return True
 
     def is_unusual(self, calls: Sequence[Call]) -> bool:
@@ -99,14 +99,14 @@ class PassPolicy:
         return iter(())
 
     def begin_backward(self, calls: Sequence[Call]) -> None:
-        """Handle the end of forward, if the pass goes backward as the policy decided."""
+        """Handle the end of forward, if backward follows the policy."""
 
     def before_backward(self, call: Call) -> Iterator[TapeAction]:
         """Yield the actions due before a step of backward; `ensure` follows them."""
         return iter(())
 
     def ensure(self, now: PassSoFar, call: Call) -> None:
-        """Make the saved tensors that a step of backward reads available."""
+        """Restore the saved tensors that a step of backward reads."""
         call.ensure()
 
     def step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
@@ -122,16 +122,16 @@ class PassPolicy:
         return iter(())
 
     def learn(self, now: PassSoFar) -> None:
-        """Add what a pass without a plan has shown, which is over, to the experience."""
+        """Add the facts of a finished pass without a plan to the experience."""
 
     def make_room(self, now: PassSoFar, busy: Collection[int]) -> bool:
         """Drop arrays because a GPU's memory has run out; tell whether there were any to drop.
 
-        By default those of every second call that has any. They are recomputed on demand.
+        By default, it drops every second call that has arrays. They are recomputed on demand.
 
         Args:
             now: the pass.
-            busy: the calls whose arrays are read now.
+            busy: the calls whose arrays are being read.
         """
         found = [c for c in now.calls if c.index not in busy and c.holds_droppable][::2]
         now.carry_out(action for call in found for action in _drop(call))
@@ -142,19 +142,19 @@ class PassPolicy:
 
 
 def other_call(index: int, label: str) -> str:
-    """Format the warning that a pass leaves its graph at a call."""
+    """Format the warning that a pass departs from its graph at a call."""
     return (
-        f"call {index} ({label}) is not what was planned: this pass keeps everything from there "
-        "on. A graph that comes back is planned for"
+        f"call {index} ({label}) differs from the plan: this pass keeps everything from there "
+        "on. A graph that repeats gets a plan"
     )
 
 
 class FollowPlan(PassPolicy):
-    """Drops, recomputes and offloads as a plan says.
+    """Drops, recomputes and offloads as planned.
 
     Args:
         seen: the graph, with its plan.
-        plan: the plan, which this pass keeps to even if the graph gets another.
+        plan: the plan, which this pass follows even if the graph gets another.
     """
 
     seen: SeenGraph
@@ -165,7 +165,7 @@ class FollowPlan(PassPolicy):
         self._next = 0
 
     def is_unusual(self, calls: Sequence[Call]) -> bool:
-        """Tell whether a function that the planned backward pops is gone."""
+        """Tell whether a function that the planned backward pops was freed."""
         order = self.seen.facts.order
         return any(call.index in order and not call.has_func for call in calls)
 
@@ -207,7 +207,7 @@ class FollowPlan(PassPolicy):
             yield from after_use(call, self.seen.tape.observed[call.index])
 
     def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
-        """Yield the planned drops that are left, of calls that backward has reached."""
+        """Yield the remaining planned drops, of calls that backward has reached."""
         for action in self.plan.backward[self._next :]:
             if action.drops and action.call in popped:
                 yield action
@@ -217,7 +217,7 @@ class FollowPlan(PassPolicy):
 def after_use(call: Call, observed: Observed) -> Iterator[TapeAction]:
     """Yield the drops of a call's own arrays after its step of backward, as nothing reads them.
 
-    Actions without effect are left out, because this runs once for each function and pass.
+    Actions without effect are omitted, because this runs once for each function and pass.
     """
     if observed.again or call.offloaded:
         yield TapeAction("drop", call.index)

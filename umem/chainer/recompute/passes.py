@@ -34,36 +34,36 @@ Integrity = Literal["intact", "refused", "restored"]
 Restored: all arrays of the graph were made available as well, because the graph is about to be cut.
 """
 ATTEMPTS = 8
-"""At most this often arrays are dropped for one call: each time half of what is left, so that less
-than a hundredth is left after the last."""
+"""At most this often arrays are dropped for one call: each time half of the rest, so that less than
+a hundredth is left after the last."""
 
 
 class Pass:
     """One forward and its backward.
 
     Args:
-        number: passes are numbered.
+        number: the pass's number.
         rule: its policy.
         debug: whether to keep checksums.
         on_second: called with the calls' signatures when a call is recomputed after an update.
         known: the graphs that were seen, whose plans it may follow.
         tier: the offload target of plans.
-        pools: those of the GPU that its arrays are on; None on the host.
+        pools: the pools of its arrays' GPU; None on the host.
 
     Attributes:
         phase, rule, integrity: its state.
         why: the first reason why it is refused; None if it is not.
-        calls: in the order of forward; none as long as its policy does without.
+        calls: in the order of forward; none while its policy needs none.
         observed, workspace: by call, the facts of its forward and the bytes of its workspace.
         old_gradients: by id of a parameter, the bytes of its gradient during forward.
         backward_workspace, backward_seconds: of the steps of its first backward.
         popped: by call, its position in this backward.
         plain_order: by call, its position in Chainer's own backward, if this one has another order;
             None if it has the same.
-        has_nested: whether a call's backward had a backward of its own inside.
+        has_nested: whether the backward of a call contains another backward.
         has_run_out: whether a GPU's memory has run out in it.
-        trail: a hash that two passes of one graph have in common, if they follow no plan.
-        trails: what it was after each call, if calls are observed.
+        trail: a hash that two passes of one graph share, if they follow no plan.
+        trails: the hash after each call, if calls are observed.
         roots, signatures: where backward began, and the signatures of the calls up to then.
     """
 
@@ -111,7 +111,7 @@ class Pass:
 
     @property
     def examines_next(self) -> bool:
-        """True if the next call is to be examined: there is no plan, or a pass has left it here."""
+        """True if the next call should be examined: without a plan, or where a pass has left it."""
         rule = self.rule
         return not isinstance(rule, FollowPlan) or len(self.calls) in rule.seen.forks
 
@@ -144,7 +144,7 @@ class Pass:
         self.reads.stop_copying()
 
     def restore(self) -> bool:
-        """Mark all its arrays as restored, which the caller sees to; False if they were already."""
+        """Mark all its arrays as restored, which the caller does; False if they were already."""
         first, self.integrity = self.integrity != "restored", "restored"
         return first
 
@@ -157,7 +157,7 @@ class Pass:
                 call = self.calls[action.call]
                 self.retry_after_oom(partial(action.carry_out, self.calls, self._tier), call.near)
             elif action.kind == "pack":
-                with contextlib.suppress(MemoryError):  # then the mask stays as it is
+                with contextlib.suppress(MemoryError):  # then the mask is not packed
                     action.carry_out(self.calls, self._tier)
             else:
                 action.carry_out(self.calls, self._tier)
@@ -182,7 +182,7 @@ class Pass:
             why_once: the reason why it must not run again; None if it may.
 
         Raises:
-            CudaOutOfMemoryError: nothing more may be dropped; names what was tried. What has run
+            CudaOutOfMemoryError: nothing more may be dropped; lists the attempts. Work that has run
                 is not undone.
         """
         attempt = 0
@@ -202,7 +202,7 @@ class Pass:
     def _make_room(self, busy: Callable[[], Iterable[Call]], attempt: int) -> bool:
         """Drop arrays of calls that are not busy; tell whether to try again.
 
-        The first attempt is made even if nothing can be dropped, as free memory becomes one piece.
+        The first attempt is made even if nothing can be dropped, since it merges free memory.
         """
         can_drop = self.integrity == "intact"
         dropped = can_drop and self.rule.make_room(self, {call.index for call in busy()})
@@ -273,7 +273,7 @@ class Pass:
         """Follow a plan from the first call on; at a call that differs, another one or none."""
         rule = self.rule
         if isinstance(rule, FollowPlan):
-            if self.phase != "forward":  # a backward has begun, and forward goes on
+            if self.phase != "forward":  # a backward has begun, and forward continues
                 self._observe_from_now_on(rule.seen)
             elif not rule.seen.tape.has(call.index, call.signature):
                 rule.seen.forks.add(call.index)
@@ -289,8 +289,8 @@ class Pass:
         """Follow the newest fitting plan of another known graph; tell whether there is one.
 
         Args:
-            fits: whether a graph's tape is that of the pass so far.
-            calls: those that have run, on which the plan's actions are carried out now.
+            fits: whether a graph's tape matches the pass so far.
+            calls: the calls that have run; the plan's actions are carried out on them now.
         """
         for seen in reversed(self._known):
             if seen.plan is not None and seen is not self.rule.seen and fits(seen.tape):
@@ -318,7 +318,7 @@ class Pass:
         rule.evicts = False
 
     def trace(self, *marks: Any) -> None:
-        """Mix marks that tell its graph from others into its trail."""
+        """Mix marks that distinguish its graph into its trail."""
         self.trail = hash((self.trail, *marks))
 
     # -- backward --------------------------------------------------------------------------
@@ -349,10 +349,10 @@ class Pass:
             self._go_in_reverse(nodes)
 
     def _go_in_reverse(self, nodes: Sequence[Any]) -> None:
-        """Take backward in the reverse order of forward, if Chainer's own order is known.
+        """Run backward in the reverse order of forward, if Chainer's own order is known.
 
-        Chainer takes functions by their depth. Those that read an input of the model, such as the
-        embedding of each word, then come last, and their outputs' gradients are alive until then.
+        Chainer takes functions by their depth. Functions that read an input of the model, such as
+        the embedding of each word, then come last, and their outputs' gradients live until then.
         """
         plain = plain_order(nodes, self.calls)
         if plain is None:
@@ -366,8 +366,8 @@ class Pass:
     def plan_backward(self, seen: SeenGraph, plan: Carried) -> None:
         """Follow a plan from the end of forward on, in a pass that has dropped arrays by its rule.
 
-        Brings the pass to where it would be if forward had followed the plan: drops the arrays that
-        the plan does not keep, and recomputes those that it keeps, in the order of forward.
+        Brings the pass to the state of a planned forward: drops the arrays that the plan does not
+        keep, and recomputes the missing ones that it keeps, in the order of forward.
         """
         assert isinstance(self.rule, Evict)
         assert self.plain_order is not None
@@ -386,7 +386,7 @@ class Pass:
         self._sum_in_order(self.plain_order, plan.contended)
 
     def _sum_in_order(self, plain: Mapping[int, int], sums: Contended) -> None:
-        """Have a backward in another order than Chainer's add gradients up as Chainer does.
+        """Make a backward in another order than Chainer's sum gradients in Chainer's order.
 
         Args:
             plain: by call, its position in a plain backward.
@@ -408,7 +408,7 @@ class Pass:
             call.set_rank(call.plain_rank)
 
     def order(self) -> dict[int, int]:
-        """Return, by call that backward has taken, its position in Chainer's own backward."""
+        """Return the position in Chainer's own backward of each call that backward has taken."""
         if self.plain_order is None:
             return dict(self.popped)
         taken = sorted(self.popped, key=self.plain_order.__getitem__)
@@ -419,9 +419,9 @@ class Pass:
         self.signatures += [call.signature for call in self.calls]
 
     def before(self, call: Call) -> None:
-        """Carry out the actions due before this step, and make what it reads available.
+        """Carry out the actions due before this step, and restore the arrays that it reads.
 
-        A pass that is refused, restored or over only recomputes what the step reads.
+        A pass that is refused, restored or over only recomputes these.
         """
         if self.integrity == "intact" and self.phase == "backward":
             self.carry_out(self.rule.before_backward(call))
@@ -454,7 +454,7 @@ class Pass:
             proceed(func, *args)
 
     def goes_backward_inside(self) -> None:
-        """Record that the backward of one of its calls has a backward of its own inside."""
+        """Record that the backward of one of its calls contains another backward."""
         self.has_nested = True
 
     def after(self, call: Call, workspace: int, seconds: float) -> None:
@@ -484,7 +484,7 @@ class Pass:
 
 
 def _lacks(call: Call, kept: set[TapeAction]) -> bool:
-    """Tell whether a call that has its graph lacks arrays that are to be kept."""
+    """Tell whether a call that has its graph lacks arrays that should be kept."""
     value, stash = _drop_actions(call)
     is_missing = call.values is None and value in kept
     return call.has_graph and (is_missing or (call.stash.is_dropped and stash in kept))
@@ -495,7 +495,7 @@ def _drop_actions(call: Call) -> tuple[TapeAction, TapeAction]:
 
 
 def _kept_after_forward(calls: Iterable[Call], plan: Carried) -> set[TapeAction]:
-    """Return the drops that a planned forward leaves undone: of the arrays that it keeps."""
+    """Return the drops that a planned forward does not make: of the arrays that it keeps."""
     calls = list(calls)
     kept = {action for call in calls for action in _drop_actions(call)}
     for call in calls:

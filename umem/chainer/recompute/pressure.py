@@ -22,28 +22,28 @@ from umem.trace.recording import root_of
 from umem.units import format_bytes
 
 Retry = Callable[[Callable[[], Any]], Any]
-"""Runs a function, and again where memory has run out and some was freed."""
+"""Runs a function, and again if memory has run out and some was freed."""
 AHEAD = 64
-"""Evictions free one part in this many of the room beyond the bytes that are needed, so that not
-each call evicts. A guess that no measurement supports."""
+"""Evictions free the needed bytes and one part in this many of the room, so that not each call
+evicts. A guess, not measured."""
 THRASH = 1.0
 """Recomputing takes too long above this ratio to the rest of the pass: a plan runs at most one more
-forward. A guess that no measurement supports."""
+forward. A guess, not measured."""
 
 
 class Room:
     """A budget, and the arrays from outside that count in it.
 
     Args:
-        budget: bytes in total; None where it is not known yet.
+        budget: bytes in total; None if it is not known yet.
         parameters: arrays of parameters that optimizers have updated.
         other_bytes: optimizer state, and the gradients of the step before.
         is_wish: whether exceeding the budget is a warning instead of an error.
-        gaps: what a GPU's pool reserves, relative to what is in use; 1 on the host.
+        gaps: the bytes that a GPU's pool reserves, relative to those in use; 1 on the host.
 
     Attributes:
         budget: the bytes that may be in use, without the gaps.
-        whole: the budget, with them.
+        whole: the budget, with the gaps.
         fixed_bytes: those arrays and bytes, alive before anything is computed.
         parameter_bytes: the part of the parameters; their gradients will take the same.
     """
@@ -66,7 +66,7 @@ class Room:
         self.fixed_bytes += other_bytes
 
     def read(self, arrays: Iterable[Any]) -> None:
-        """Record that a call has read arrays from outside, and count their memory; skips None."""
+        """Record arrays from outside that a call has read, and count their memory; skips None."""
         known = self._arrays
         for array in arrays:
             if array is not None and id(array) not in known:
@@ -106,7 +106,7 @@ class GradientsHeld:
         self._counts[id(root)] = count + 1
 
     def remove(self, array: Any) -> None:
-        """Count a gradient no more."""
+        """Stop counting a gradient."""
         root = array if array.base is None else root_of(array)
         count = self._counts.pop(id(root), 0)
         if count > 1:
@@ -183,7 +183,7 @@ class Pressure:
         self._make_room(nbytes, self._rank, func)
 
     def keep_to(self, nbytes: int) -> None:
-        """Evict until calls hold no more than so many bytes, or nothing can be evicted."""
+        """Evict until calls hold no more than this many bytes, or nothing can be evicted."""
         if self._account.held_bytes > nbytes:
             self._account.sweep()
             if self._account.held_bytes > nbytes:
@@ -192,8 +192,8 @@ class Pressure:
     def evict_half(self, busy: Iterable[Any]) -> bool:
         """Evict about half of the bytes held, but of no busy call; tell whether any were evicted.
 
-        For use after an error. It has ended what the locked calls were needed for, but not in the
-        middle of `_rebuild`, which tries the function again that has failed.
+        Use it after an error, which has ended the work that needed the locked calls. Inside
+        `_rebuild` it has not: that runs the failed function again.
         """
         self._account.sweep()
         if not self._is_rebuilding:
@@ -205,11 +205,11 @@ class Pressure:
 
     @property
     def level(self) -> int:
-        """Return the bytes that are alive, by account."""
+        """Return the live bytes, by account."""
         return self._room.fixed_bytes + self._gradients.nbytes + self._account.held_bytes
 
     def _make_room(self, nbytes: int, rank: int, func: Any) -> None:
-        """Evict until so many bytes fit beside those that are alive, or nothing can be evicted."""
+        """Evict until this many bytes fit beside the live ones, or nothing can be evicted."""
         budget = self._room.budget
         if budget is None:
             return
@@ -223,7 +223,7 @@ class Pressure:
         self.peak_bytes = max(self.peak_bytes, self.level + nbytes)
 
     def _check(self, nbytes: int, label: str) -> None:
-        """Check that so many bytes fit beside those that cannot be evicted; warn if they do not.
+        """Check that this many bytes fit beside those that cannot be evicted; warn if not.
 
         Raises:
             BudgetError: those alone exceed the budget, in forward, and the budget is not a wish.
@@ -234,7 +234,7 @@ class Pressure:
             return
         text = (
             f"{label!r} needs {format_bytes(nbytes)} beside {format_bytes(self.level)} that cannot "
-            f"go: parameters, gradients, what variables of the program hold, and functions that "
+            f"be freed: parameters, gradients, arrays that the program holds, and functions that "
             f"must not run twice; the budget is {format_bytes(budget)}. Give it "
             f"{format_bytes(self.level + nbytes)}"
         )
@@ -255,9 +255,9 @@ class Pressure:
                 self._gradients.add(variable.grad)
 
     def before(self, call: Any, retry: Retry) -> None:
-        """Make the arrays that this step reads available, and room for those that it makes.
+        """Restore the arrays that this step reads, and make room for those that it computes.
 
-        ``retry`` runs each function that is recomputed, again if memory runs out.
+        ``retry`` runs each recomputed function, and again if memory runs out.
         """
         func, self._rank = call.func, call.plain_rank
         retained = func._input_indexes_to_retain or ()
@@ -295,15 +295,15 @@ class Pressure:
     def _rebuild(self, wanted: Sequence[Any], rank: int, retry: Retry) -> list[int]:
         """Recompute the missing arrays of some calls, with room made for each.
 
-        Calls whose outputs these need for it are restored as well; the oldest come first.
+        The calls whose outputs this needs are restored as well; the oldest come first.
 
         Args:
             wanted: the calls.
-            rank: of the step of backward that reads them; eviction chooses by it.
+            rank: the rank of the step of backward that reads them; eviction chooses by it.
             retry: see `before`.
 
         Returns:
-            the account's numbers of the restored values, which are locked against eviction until
+            The account's numbers of the restored values, which are locked against eviction until
             the caller unlocks them.
         """
         needed = needed_again(wanted)
@@ -339,7 +339,7 @@ class Pressure:
         return [number for call in dict.fromkeys(wanted) for number in made[call]]
 
     def _restore(self, call: Call, rank: int, retry: Retry) -> list[int]:
-        """Recompute a call, or take its outputs from variables; return what `Account.lock` does."""
+        """Recompute a call, or take its outputs from variables; returns as `Account.lock`."""
         inputs: tuple[Any, ...] = (None,) * len(call.sources)
         if not call.bring_back():
             inputs = call.inputs()
@@ -353,8 +353,8 @@ class Pressure:
 
     def _overhead(self) -> str:
         return (
-            f"a pass without a plan has run functions again for {self.rerun_seconds:.3g} s so far, "
-            f"and the rest of it took {self.seconds:.3g} s: the budget leaves too little room"
+            f"a pass without a plan has spent {self.rerun_seconds:.3g} s on recomputing so far, "
+            f"and {self.seconds:.3g} s on the rest: the budget leaves too little room"
         )
 
     def step(
@@ -379,7 +379,7 @@ class Pressure:
         self._most_beside = max(self._most_beside, beside + memory.expected_bytes(base))
 
     def _memory(self, call: Call) -> CallMemory:
-        """Return the memory of the steps of backward that are like a call's."""
+        """Return the memory of the steps of backward that are similar to a call's."""
         entry = self._account[call]
         return entry.kind.backward(entry.shape)
 

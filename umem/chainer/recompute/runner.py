@@ -1,8 +1,8 @@
 """Subscriber to Chainer's events, which applies the policy of the current pass to them.
 
-The runner is the one subscriber of recomputation: it finds the pass that an event belongs to, tells
-its policy as much as that wants, and keeps policies out of graphs that go backward elsewhere: in
-another thread, inside of another backward, or into an earlier pass.
+The runner is the one subscriber of recomputation. It finds the pass of an event and tells its
+policy as much as that needs. It protects policies from graphs whose backward runs elsewhere: in
+another thread, inside another backward, or into an earlier pass.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PassRunner(Subscriber):
         subscribe(self)
 
     def stop(self) -> None:
-        """Unsubscribe, and prepare graphs that are alive for a backward outside of the block."""
+        """Unsubscribe, and prepare live graphs for a backward outside of the block."""
         unsubscribe(self)
         self._inside = self._alone = False
         self._training.leave()
@@ -66,7 +66,7 @@ class PassRunner(Subscriber):
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Apply a function, and tell the policy of its pass as much of it as that wants."""
+        """Apply a function, and tell the policy of its pass as much about it as that needs."""
         training = self._training
         if self._inside or self._alone or threading.get_ident() != self._thread:
             return proceed(func, inputs)
@@ -79,7 +79,7 @@ class PassRunner(Subscriber):
                 self._own_seconds = 0.0
         rule = None if now is None else now.rule
         if now is not None and rule is not None and not rule.applies:
-            if not configuration.config.enable_backprop:  # a sum of gradients, for one
+            if not configuration.config.enable_backprop:  # for example, a sum of gradients
                 return self._retry_after_oom(now, func, inputs, partial(proceed, func, inputs))
             return self._observe(now, proceed, func, inputs)
         self._inside = True
@@ -96,7 +96,7 @@ class PassRunner(Subscriber):
         """Run a function; if the GPU's memory runs out, make room, and run it from its old state.
 
         The state of CuPy's random numbers cannot be restored, so a function that draws does not run
-        again: room is made before it, for as much as three times its largest input.
+        again: room is made before it, for three times its largest input.
         """
         if not self._training.graphs.gaps.are_expected:
             return run()
@@ -104,7 +104,7 @@ class PassRunner(Subscriber):
             return now.retry_after_oom(run, why_once="a plain step was expected to fit")
         owner = owner_of(func)
         if type(owner).__name__ in DRAWS:
-            with contextlib.suppress(MemoryError):  # it may run all the same
+            with contextlib.suppress(MemoryError):  # it may still run
                 now.retry_after_oom(partial(_could_allocate, inputs))
             return now.retry_after_oom(
                 run, why_once=f"{func.label!r} may have drawn random numbers"
@@ -125,7 +125,7 @@ class PassRunner(Subscriber):
         training = self._training
         begun = work_seconds()
         now.catch_up()
-        if now.examines_next:  # as it does at the first call of each pass
+        if now.examines_next:  # true at the first call of each pass
             check_tape(func, inputs)
             before = look(func)
         else:
@@ -159,7 +159,7 @@ class PassRunner(Subscriber):
     # -- backward --------------------------------------------------------------------------
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Run a backward by the policy of its pass, or by none if it does not suit one.
+        """Run a backward by the policy of its pass, or without one if it suits none.
 
         Raises:
             RecomputeError: it needs arrays that cannot be recomputed. Nothing has changed.
@@ -218,7 +218,7 @@ class PassRunner(Subscriber):
         self._training.elsewhere(numbers)
 
     def update(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Update a parameter, after copies for graphs that have read it; record what that takes."""
+        """Update a parameter, after copying it for graphs that have read it; record the memory."""
         if rule.enabled:
             self._before_change(parameter.array)
         if threading.get_ident() == self._thread:
@@ -227,7 +227,7 @@ class PassRunner(Subscriber):
             proceed(rule, parameter)
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Run an update's computation in chunks, whose workspace is that of one chunk."""
+        """Run an update's computation in chunks; its workspace is one chunk's."""
         if threading.get_ident() == self._thread:
             optimizers = self._training.graphs.optimizers
             optimizers.compute(lambda: update_in_chunks(proceed, rule, parameter), parameter)
@@ -242,7 +242,7 @@ class PassRunner(Subscriber):
             proceed(method, hook)
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
-        """Load or save a link, after copies for graphs that have read what a loader overwrites."""
+        """Load or save a link, after copying for graphs the arrays that a loader overwrites."""
         if isinstance(serializer, Deserializer):
             for name in owner._params:
                 self._before_change(getattr(owner, name).array)
@@ -251,17 +251,17 @@ class PassRunner(Subscriber):
         proceed(owner, serializer)
 
     def copydata(self, proceed: Proceed, target: Any, source: Any) -> None:
-        """Copy data into a parameter, after a copy for graphs that have read the old data."""
+        """Copy data into a parameter, after copying the old data for graphs that have read it."""
         self._before_change(target.array)
         proceed(target, source)
 
     def _before_change(self, array: Any) -> None:
-        """Handle the coming change in place of an array that a graph may have read."""
+        """Handle an in-place change of an array, before it, as a graph may have read the array."""
         if hasattr(array, "dtype"):
             self._training.before_update(array, here=threading.get_ident() == self._thread)
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
-        """Cut the graph behind a function, after recomputing what needs the graph whole."""
+        """Cut the graph behind a function, after recomputing arrays that need the whole graph."""
         self._before_cut(func)
         proceed(func)
 
@@ -278,7 +278,7 @@ class PassRunner(Subscriber):
     def _before_cut(self, func: Any, node: Any = None, *, why: str = IT_IS_CUT) -> None:
         """Prepare for a cut behind a function, or behind one of its outputs: ``node``.
 
-        A current pass that the function is of is refused with the reason ``why``.
+        If the function belongs to the current pass, the pass is refused with the reason ``why``.
         """
         call = getattr(func, "_umem_call", None)
         if call is None:
@@ -298,7 +298,7 @@ class PassRunner(Subscriber):
             self._inside = False
 
     def grad(self, proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-        """Run ``chainer.grad``; the current pass follows no policy then.
+        """Run ``chainer.grad``; the current pass then follows no policy.
 
         Raises:
             RecomputeError: it needs arrays that cannot be recomputed. Nothing has changed.
@@ -316,7 +316,7 @@ class PassRunner(Subscriber):
         return proceed(*args, **kwargs)
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Run a step of backward: make what it reads available, then drop what nothing reads."""
+        """Run a step of backward: restore the arrays that it reads, then drop unused ones."""
         if self._inside or threading.get_ident() != self._thread:
             proceed(func, *args)
             return

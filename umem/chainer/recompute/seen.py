@@ -40,7 +40,7 @@ class Tape:
 
     Attributes:
         signatures, labels, observed: of each call.
-        trails: the pass's trail after each call, by which a pass without calls is compared.
+        trails: the pass's trail after each call, to compare a pass without calls.
         edges: pairs of call indexes: a producer and a reader of its outputs.
         needs: by call, the calls whose outputs its backward reads.
         readers: by value, the calls and inputs that read it.
@@ -69,7 +69,7 @@ class Tape:
 
 
 def tape_of(calls: Sequence[Call], observed: Sequence[Observed], trails: Sequence[int]) -> Tape:
-    """Make the tape of a pass that has gone forward."""
+    """Make the tape of a pass whose forward has run."""
     edges: dict[tuple[int, int], None] = {}
     needs = []
     for call in calls:
@@ -100,25 +100,25 @@ def readers_of(calls: Sequence[Call]) -> dict[Any, list[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """The bytes, times and order of a graph beside its tape: a planning problem is made of both.
+    """The bytes, times and order of a graph beside its tape: both make a planning problem.
 
     Attributes:
         constant_bytes: parameters and other arrays from outside that it reads; the most so far.
-        parameters: by id, weak references to those that it reads, and to others that are updated.
+        parameters: by id, weak references to those that it reads, and to other updated ones.
         others_bytes: those others, each with a gradient.
         state_bytes: optimizer state of all of them.
         update_bytes: workspace of the update of one parameter; the most of all.
-        whole_update_bytes: the same where updates are not computed in chunks.
+        whole_update_bytes: the same if updates are not computed in chunks.
         stays: by call, bytes of the gradients of leaves that its backward is the first to make.
         old_gradients: by id of a parameter, the bytes of its gradient during forward.
-        held_gradients: those of them that are alive between forward and backward, too.
+        held_gradients: those of them that are also alive between forward and backward.
         backward_workspace: by call; empty before it was measured.
         backward_seconds: by call, of its step of the first backward.
         order: by call, its position in a plain backward.
         ranks: of each call, its rank in that backward.
         dead: calls that backward does not reach.
         roots: where backward began.
-        keeps_order: whether backward has to take its calls in the order of a plain run: one of them
+        keeps_order: whether backward must take its calls in the order of a plain run: one of them
             does more than compute gradients, or may do so.
         outlives: whether the graph is still alive when the next pass begins.
     """
@@ -161,8 +161,8 @@ class GraphFacts:
     def goes_back_alike(self, ranks: Sequence[int]) -> bool:
         """Tell whether a plain backward pops calls with these ranks in the recorded order.
 
-        Ranks are depths, and those of a recurrent state that was cut go on from where it was made:
-        the same graph may go backward in another order. Chainer compares ranks, and nothing else.
+        Ranks are depths, and after a cut, a recurrent state's ranks continue from its origin: the
+        same graph may run backward in another order. Chainer compares ranks, and nothing else.
         """
         order = sorted(self.order, key=self.order.__getitem__)
         old, new = self.ranks, ranks
@@ -180,9 +180,10 @@ class GraphFacts:
         )
 
     def with_updates(self, optimizers: OptimizerFacts) -> GraphFacts:
-        """Return the facts with the bytes that optimizers take by now.
+        """Return the facts with the present bytes of optimizers.
 
-        Parameters that no call reads, as those that `F.forget` captures, count with a gradient.
+        Parameters that no call reads, such as those that `F.forget` captures, count with a
+        gradient.
         """
         parameters, others = dict(self.parameters), self.others_bytes
         for parameter in optimizers.parameters:
@@ -219,7 +220,7 @@ class TapeAction(NamedTuple):
         """Carry the action out on one of a pass's calls; arrays are sent to the tier.
 
         A call that must not be recomputed keeps its arrays, unless they are offloaded. If the graph
-        of a call is gone, nothing of it is recomputed.
+        of a call was freed, nothing of it is recomputed.
         """
         call, kind = calls[self.call], self.kind
         if kind == "drop":
@@ -257,7 +258,7 @@ class Carried:
         after_forward: by call, the actions after its forward.
         backward: the actions before, in and after backward's steps, in order.
         places: by call, the position of its step in ``backward``.
-        order: by call, its position in the planned forward, whose reverse the planned backward is.
+        order: by call, its position in the planned forward; the planned backward is its reverse.
         contended: the inputs whose gradients would be added up in another order.
     """
 
@@ -274,7 +275,7 @@ class Carried:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak in total that the plan predicts."""
+        """Return the total peak that the plan predicts."""
         return self.left_alone_bytes if self.fits else self.solution.peak_bytes
 
 
@@ -282,20 +283,20 @@ class SeenGraph:
     """A graph that was seen: its tape, its facts, its plan, and the results of its passes.
 
     Attributes:
-        number: graphs are numbered.
+        number: the graph's number.
         tape: its calls.
         facts: the bytes, times and order beside them.
         plan: the plan that its passes follow; None before there is one.
         never: the reason why it is never planned; None if it may be.
-        refused: the reason why no plan is within the budget; None if not known to be so.
-        keeps: whether a pass that may be one of this graph keeps everything.
+        refused: the reason why no plan is within the budget; None if one may be.
+        keeps: whether a pass that may be of this graph keeps everything.
         differed: whether a plain pass that began like this one left the known graphs.
         forks: calls at which passes have left its plan.
         is_measured: whether the workspace of its calls is known.
-        pass_count: passes that went backward without a plan, and were observed.
+        pass_count: passes that were observed and whose backward ran without a plan.
         tries: passes measured while expecting this graph that turned out to be another, or its
             first.
-        followed: whether a pass has followed the plan, and its peak was looked at.
+        followed: whether a pass has followed the plan, and its peak was checked.
         measured_bytes: the peak of that pass; None if not known.
         slack_bytes: by how much the measured peak exceeded the predicted.
         rerun_seconds: of recomputing, in the first pass that was not measured; None before.
@@ -316,7 +317,7 @@ class SeenGraph:
 
     @property
     def problem(self) -> Problem:
-        """Return the planning problem, which is built anew once tape or facts have changed."""
+        """Return the planning problem, which is rebuilt when tape or facts have changed."""
         made = self._problem
         if made is None or made[0] is not self.tape or made[1] is not self.facts:
             made = self._problem = self.tape, self.facts, problem_of(self.tape, self.facts)
@@ -332,7 +333,7 @@ class SeenGraph:
     # -- learning from its passes ----------------------------------------------------------
 
     def went_backward(self, facts: GraphFacts, never: str | None) -> None:
-        """Count a pass that went backward without a plan.
+        """Count a pass whose backward ran without a plan.
 
         ``never``: the reason why the graph cannot be planned; None if it can.
         """
@@ -359,7 +360,7 @@ class SeenGraph:
         self.slack_bytes, self.followed = 0, False
 
     def keep_everything(self, why: str) -> None:
-        """Plan the graph no more; passes that begin like this one keep everything."""
+        """Stop planning the graph; passes that begin like this one keep everything."""
         self.plan, self.keeps, self.never = None, True, why
 
     def follow(self, peak_bytes: int | None) -> None:
@@ -421,7 +422,7 @@ Budget = int | float | None
 class Target(NamedTuple):
     """The budget, the planning method and how strict to be; see `umem.chainer.Recompute`.
 
-    ``is_card``: the budget is what the GPU has to spare when the first pass begins.
+    ``is_card``: the budget is the GPU's free memory when the first pass begins.
     """
 
     budget: Budget
@@ -437,17 +438,17 @@ NO_GAPS = PoolGaps()
 def carried(
     seen: SeenGraph, target: Target, link: Link | None = None, gaps: PoolGaps = NO_GAPS
 ) -> tuple[Carried, str | None]:
-    """Plan a seen graph within the budget; where a plain step fits, the plan drops nothing.
+    """Plan a seen graph within the budget; if a plain step fits, the plan drops nothing.
 
-    A budget in bytes is to hold the pool's gaps, too. If no plan leaves room for them, the plan of
-    the least peak is taken, as long as that is within the budget by itself.
+    A budget in bytes must also hold the pool's gaps. If no plan leaves room for them, the plan of
+    the least peak is used, if that is within the budget by itself.
 
     With a link, saved tensors may be offloaded. If the budget is a share of a plain step's peak and
     no plan fits, the plan of the least peak is returned with a warning; with ``strict``, or for a
     budget in bytes, that is an error.
 
     Returns:
-        the plan, and the warning or None.
+        The plan, and the warning or None.
 
     Raises:
         BudgetError: no plan fits; names the least peak, the floor and what forces the floor.
@@ -495,7 +496,7 @@ def _room(seen: SeenGraph, budget: Budget, gaps: PoolGaps, *, plain: bool = Fals
 
 
 def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
-    """Return the plan of a solution as passes follow it, with its actions by when they are due."""
+    """Return the plan of a solution as passes follow it, with its actions by due time."""
     names = seen.problem.names
     place = {name: at for at, name in enumerate(chain.from_iterable(solution.plan.blocks))}
     order = [place[name] for name in names]
@@ -522,7 +523,7 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
 
 
 def cap_advice(seen: SeenGraph, plan: Carried) -> str | None:
-    """Name the cap on workspace, if the plan's peak is inside a call that one concerns."""
+    """Name the cap on workspace, if the plan's peak is inside a call that has one."""
     problem = seen.problem
     graph, found = plan.solution.graph, plan.solution.plan
     step = problem.plain_step if plan.fits else usage(graph, actions(graph, found))

@@ -35,10 +35,10 @@ from umem.devices import work_seconds
 from umem.errors import RecomputeError, StateError
 
 STATISTICS = ("running_mean", "running_var")
-"""Attributes that a normalisation updates in place in forward; a recompute leaves them alone."""
+"""Attributes that a normalisation updates in place in forward; a recompute preserves them."""
 
 Signature = tuple[Any, ...]
-"""Class, input origins, shapes and dtypes, which a call has in common with its repetitions."""
+"""Class, input origins, shapes and dtypes, which a call shares with its repetitions."""
 
 
 LEAF, UNTRACKED = -1, -2
@@ -66,25 +66,24 @@ class Call:
     held weakly: the user's graph decides how long it lives.
 
     Args:
-        number: of the pass that it belongs to.
+        number: the number of its pass.
         index: its place in that pass.
         func: the function's node.
-        inputs, outputs: the arrays that it was given and made; None for those that are gone.
+        inputs, outputs: the input and output arrays; None for freed ones.
         leaves: the nodes that come from outside; new ones are added.
         reads: the parameters as they were in forward.
         config: Chainer's configuration in forward.
         checksums: whether to keep checksums, for `verify`.
 
     Attributes:
-        again: whether it may be recomputed. If not, it is never dropped: neither its outputs,
-            retained or not, nor its function state, as long as its graph is alive; unless they are
-            offloaded.
+        again: whether it may be recomputed. If not, neither its outputs, retained or not, nor its
+            function state are dropped while its graph is alive, unless they are offloaded.
         offloaded: the arrays that were sent to the offload target, by kind.
         retained: a bit for each output whose array a variable node held before it was dropped, or
-            has to hold for a later backward.
+            must hold for a later backward.
         from_elsewhere: whether an input was made in an earlier pass.
-        cut: the outputs behind which the graph was cut, by index: inputs of what is left of the
-            graph, so their arrays are held as those from outside are; None: it has to be made.
+        cut: the outputs behind which the graph was cut, by index. They are inputs of the remaining
+            graph, so their arrays are held like those from outside; None: it must be computed.
     """
 
     __slots__ = (
@@ -128,11 +127,11 @@ class Call:
 
     @property
     def func(self) -> Any:
-        """Return the function's node; raise StateError if it is gone, as after a cut."""
+        """Return the function's node; raise StateError if it was freed, as after a cut."""
         func = self._func()
         if func is None:
             raise StateError(
-                f"{self.label!r} has to run again, and its graph is gone: was it cut before that?"
+                f"{self.label!r} must run again, but its graph was freed: was it cut before that?"
             )
         return func
 
@@ -158,13 +157,13 @@ class Call:
         return self._func() is not None
 
     def nodes(self) -> Iterator[tuple[int, Any]]:
-        """Yield its outputs' variable nodes that are alive, each with the output's index."""
+        """Yield its outputs' live variable nodes, each with the output's index."""
         func = self._func()
         if func is not None and not self.is_cut:
             yield from output_nodes(func)
 
     def leaves(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the nodes of its inputs from outside that are alive, each with its array."""
+        """Yield the live nodes of its inputs from outside, each with its array."""
         func = self._func()
         if func is not None:
             for node, source in zip(func.inputs, self.sources, strict=True):
@@ -180,9 +179,9 @@ class Call:
             self.stash = Stash(self.signature[0], stash)
 
     def hold_by_graph(self) -> None:
-        """Leave the outputs to the graph alone; hold them if the call may not be recomputed.
+        """Leave the outputs to the graph; hold them if the call may not be recomputed.
 
-        Outputs that are gone by then stay so, and calls that read them may not be recomputed.
+        Outputs that were freed before are lost, and calls that read them may not be recomputed.
         """
         if self.again or any(array is None for array in self.values or (None,)):
             self.values = None
@@ -195,8 +194,8 @@ class Call:
     def set_rank(self, rank: int) -> None:
         """Set the rank by which backward pops it: the highest first.
 
-        Its outputs keep the rank that they have in a plain run, from which Chainer computes those
-        of later functions.
+        Its outputs keep the rank that they have in a plain run, because Chainer computes later
+        functions' ranks from it.
         """
         func = self._func()
         if func is not None:
@@ -232,7 +231,7 @@ class Call:
             self.retain(index)
 
     def retain(self, output: int) -> None:
-        """Record that a recompute has to put this output back into its variable node."""
+        """Record that a recompute must put this output back into its variable node."""
         self.retained |= 1 << output
 
     def drop_stash(self) -> None:
@@ -250,9 +249,9 @@ class Call:
             self.materialise()
 
     def materialise(self) -> list[Call]:
-        """Recompute or bring back what was dropped, with the dropped inputs that this takes.
+        """Recompute or fetch dropped arrays, with the dropped inputs that this needs.
 
-        Returns the calls that were recomputed or brought back.
+        Returns the calls that were recomputed or fetched.
         """
         made = needed_again([self])
         for call in made:
@@ -265,7 +264,7 @@ class Call:
         return self.values is not None or self.value(output) is not None
 
     def value(self, output: int) -> Any:
-        """Return an output held here, by the graph or by a variable; None if it is gone."""
+        """Return an output held here, by the graph or by a variable; None if it was freed."""
         if self.values is not None:
             return self.values[output]
         if output in self.cut:
@@ -282,19 +281,19 @@ class Call:
         self.rerun_seconds += work_seconds() - start
 
     def inputs(self) -> tuple[Any, ...]:
-        """Return the input arrays for a recompute; all of them have to be alive.
+        """Return the input arrays for a recompute; all of them must be alive.
 
         Raises:
             RecomputeError: it must not be recomputed, or an array that it reads was changed.
         """
         if not self.again:
-            raise RecomputeError(f"{self.label!r} must not run twice, and its outputs are gone")
+            raise RecomputeError(f"{self.label!r} must not run twice, and its outputs were freed")
         return tuple([self._input(source) for source in self.sources])
 
     def run_here(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Recompute under the current configuration, put the arrays back, and return the outputs.
 
-        The configuration has to be that of forward. Running statistics are left as they are.
+        The configuration must be forward's. Running statistics are left as they are.
 
         Raises:
             RecomputeError: in debug mode, an input or an output differs from forward's.
@@ -337,7 +336,7 @@ class Call:
         refill_outputs(func, outputs, [i for i in range(self.output_count) if held >> i & 1])
 
     def verify(self, inputs: tuple[Any, ...]) -> None:
-        """In debug mode, raise RecomputeError if an input differs from that of forward."""
+        """In debug mode, raise RecomputeError if an input differs from forward's."""
         if self.checksums is None:
             return
         for place, (array, known) in enumerate(zip(inputs, self.checksums[0], strict=True)):
@@ -348,10 +347,10 @@ class Call:
                 )
 
     def cut_behind(self, func: Any, node: Any = None) -> None:
-        """Hold what the readers of its outputs need once the graph is cut behind it.
+        """Hold the arrays that the readers of its outputs need once the graph is cut behind it.
 
-        That is the arrays of the outputs. The function, with all that it needs to run again, is
-        held where one of them was dropped and no variable of the program holds it.
+        These are the arrays of the outputs. If one of them was dropped and no variable of the
+        program holds it, the function is held with all that it needs to run again.
 
         Args:
             func: the function, whose graph is still whole.
@@ -363,7 +362,7 @@ class Call:
         """
         if node is None or self.output_count == 1:
             self.cut = {i: self.value(i) for i in range(self.output_count)}
-            del func._umem_call  # the graph leads here no more; and with `func` held, a cycle
+            del func._umem_call  # the graph no longer leads here; and with `func` held, a cycle
         else:
             index = [reference() for reference in func.outputs].index(node)
             if not self.find(index):
@@ -375,7 +374,7 @@ class Call:
             self.sources = self.sources if is_missing else ()
 
     def ensure(self) -> list[Call]:
-        """Make the arrays that its backward reads available. Returns the calls recomputed."""
+        """Restore the arrays that its backward reads. Returns the calls recomputed."""
         func = self.func
         made = bring_inputs(func, self.sources)
         if self.lacks_own():
@@ -391,14 +390,14 @@ class Call:
         return lacks_outputs(self.func) or self.stash.is_dropped
 
     def replace_input(self, array: Any, copy: Any) -> None:
-        """Read a copy in recomputes, as an array from outside is about to change."""
+        """Use a copy in recomputes, because an array from outside is about to change."""
         self.sources = tuple(
             source._replace(array=copy) if source.call is None and source.array is array else source
             for source in self.sources
         )
 
     def near(self) -> list[Call]:
-        """List the call itself, and those that made its inputs."""
+        """List the call itself, and the producers of its inputs."""
         return [self, *(source.call for source in self.sources if source.call is not None)]
 
     def needs(self) -> list[Call]:
@@ -420,20 +419,20 @@ class Call:
                 self.offloaded = {**self.offloaded, what: offloaded}
 
     def leave(self, what: What) -> None:
-        """Drop outputs or function state that were sent, once the copy is whole; others stay."""
+        """Drop outputs or function state that were sent, once the copy is complete; others stay."""
         if what in self.offloaded:
             self.offloaded[what].release()
             self.drop() if what == "value" else self.drop_stash()
 
     def fetch(self, what: What) -> None:
-        """Begin to bring back outputs or function state that were sent."""
+        """Begin to fetch outputs or function state that were sent."""
         if what in self.offloaded:
             self.offloaded[what].fetch()
 
     def bring_back(self) -> bool:
-        """Restore missing arrays if no function has to run for it; tell whether that was so.
+        """Restore missing arrays if no function must run for it; tell whether that was so.
 
-        Outputs that variables of the program hold are taken from there, others from the offload
+        Outputs are taken from variables of the program that hold them, or else from the offload
         target.
         """
         missing = self._missing()
@@ -483,10 +482,10 @@ def source_of(node: Any, array: Any) -> InputSource:
 
 
 def needed_again(wanted: Iterable[Call]) -> list[Call]:
-    """List the calls that have to run again, or come back, to restore the arrays of some calls.
+    """List the calls that must run again, or be fetched, to restore the arrays of some calls.
 
-    These are the calls themselves, and those that made what they read, as far as that is gone. The
-    list has producers before readers.
+    These are the calls themselves, and the producers of their missing inputs. The list has
+    producers before readers.
     """
     needed: set[Call] = set()
     pending = list(wanted)
@@ -519,13 +518,13 @@ def origins_of(
 ) -> tuple[tuple[InputSource, ...], tuple[Any, ...], bool]:
     """Return the origin of each input of a function, and the same in a form that can be compared.
 
-    That is, for another call's output, its place, which output, and how many passes ago. The third
-    result tells whether an input was made in an earlier pass.
+    For another call's output that is its place, the output's index, and the number of passes in
+    between. The third result tells whether an input was made in an earlier pass.
 
     Args:
-        number: of the pass.
+        number: the pass's number.
         func: the function's node.
-        arrays: its inputs; None for those that are gone.
+        arrays: its inputs; None for freed ones.
         leaves: the nodes that come from outside; new ones are added.
     """
     sources: list[InputSource] = []

@@ -1,4 +1,4 @@
-"""A training run under one budget: its passes, and all that was learned from them."""
+"""A training run under one budget: its passes, and the facts learned from them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from umem.devices import work_seconds
 from umem.errors import RecomputeError
 from umem.trace.recording import HostMeter, MeteredPools
 
-INTO_EARLIER = "its backward goes on into an earlier graph"
-ELSEWHERE = "it goes backward, or is cut, in another thread or inside a backward"
+INTO_EARLIER = "its backward continues into an earlier graph"
+ELSEWHERE = "its backward runs, or it is cut, in another thread or inside a backward"
 IT_IS_CUT = "it is cut between forward and backward"
 ANOTHER_ARRAY = "a variable of it is given another array between forward and backward"
-OTHER_ROOTS = "another part of it goes backward than when it was learned"
+OTHER_ROOTS = "its backward starts from other variables than when it was learned"
 OTHER_ORDER = (
-    "a pass goes backward in another order than when its graph was learned: it does so without a "
-    "plan, and the plan is made anew"
+    "a pass runs backward in another order than when its graph was learned: it follows no plan, "
+    "and the graph is planned again"
 )
 
 
 class AliveCalls:
-    """Calls of passes that are over, held weakly, those of the newest pass last."""
+    """Calls of finished passes, held weakly, the newest pass's last."""
 
     def __init__(self) -> None:
         self._calls: list[weakref.ref[Call]] = []
@@ -48,13 +48,13 @@ class AliveCalls:
         return (call for reference in self._calls if (call := reference()) is not None)
 
     def remember(self, calls: Iterable[Call]) -> None:
-        """Add the calls of a pass that is over, as its graph may outlive the pass and the block."""
+        """Add the calls of a finished pass, whose graph may outlive the pass and the block."""
         self.forget_dead()
         self._earlier = len(self._calls)
         self._calls += [weakref.ref(call) for call in calls]
 
     def forget_dead(self) -> None:
-        """Free the references to calls that are gone."""
+        """Free the references to freed calls."""
         self._earlier = sum(one() is not None for one in self._calls[: self._earlier])
         self._calls = [reference for reference in self._calls if reference() is not None]
 
@@ -69,7 +69,7 @@ class AliveCalls:
         return any(call is not None and call.has_graph for call in calls)
 
     def take(self) -> list[Call]:
-        """Return the calls that are alive, and forget all."""
+        """Return the live calls, and forget all."""
         found = list(self)
         self._calls, self._earlier = [], 0
         return found
@@ -86,9 +86,9 @@ class Training:
         offload: the offload target; None: nothing is offloaded.
         graphs: the graphs that were seen.
         now: the current pass; None before the first and after the block.
-        peaks: measures its workspace or its peak, if a graph has to be measured.
-        alive: calls of passes that are over.
-        pass_count: passes that have gone backward.
+        peaks: measures its workspace or its peak, if a graph needs measuring.
+        alive: calls of finished passes.
+        pass_count: passes whose backward has run.
         plain_count: those of them that Chainer ran alone.
     """
 
@@ -109,7 +109,7 @@ class Training:
 
     @cached_property
     def experience(self) -> Experience:
-        """Return the facts on functions that passes without a plan have collected."""
+        """Return the facts about functions that passes without a plan have collected."""
         return Experience()
 
     def keeps(self, why: str) -> None:
@@ -117,7 +117,7 @@ class Training:
         self.graphs.warn(KEEPS + why)
 
     def leave(self) -> None:
-        """Handle the end of the block, after which graphs may still go backward.
+        """Handle the end of the block, after which graphs may still run backward.
 
         Offloaded arrays are restored; others are recomputed when a backward reads them.
         """
@@ -146,11 +146,11 @@ class Training:
         """Begin a pass: after a backward, after an update, or after a lost forward.
 
         Returns None for a call on the output of an earlier graph before a new one has begun, such
-        as a look at the outputs after backward.
+        as one on the model's outputs after backward.
 
         Raises:
             BudgetError: no plan of its graph is within the budget. No pass has begun.
-            UnsupportedError: ChainerX arrays, a static graph, or NumPy's arrays where the budget is
+            UnsupportedError: ChainerX arrays, a static graph, or NumPy's arrays with the budget
                 "card". No pass has begun.
         """
         if any(isinstance(x, chainer.Variable) and x.creator_node is not None for x in inputs):
@@ -192,9 +192,10 @@ class Training:
         return now
 
     def _reserve(self, alike: Iterable[SeenGraph], what: str | None) -> None:
-        """Have a GPU's pool reserve memory for a pass in one piece.
+        """Make a GPU's pool reserve memory for a pass in one piece.
 
-        Free blocks are given back before a pass whose ``peak`` is measured, which tells the gaps.
+        Free blocks are returned before a pass whose ``peak`` is measured, so that it shows the
+        gaps.
         """
         if self._pools is None:
             return
@@ -204,9 +205,9 @@ class Training:
         self._pools.reserve(self.graphs.wanted_bytes(alike, self._pools.in_use()))
 
     def _measure(self, what: str, arrays: Iterable[Any], *, blind: bool = False) -> None:
-        """Begin to measure the memory that arrays are in; warn if that cannot be done.
+        """Begin to measure the memory of arrays; warn if that cannot be done.
 
-        ``blind``: on the host nothing is measured, as offloaded arrays are there as well.
+        ``blind``: on the host nothing is measured, because it also holds the offloaded arrays.
         """
         meter = meter_of(arrays)
         why_not = meter.why_not()
@@ -216,10 +217,10 @@ class Training:
         self.peaks.start(what, meter, blind=why_not is not None or (blind and on_host))
 
     def _new(self, alike: list[SeenGraph]) -> Pass:
-        """Choose the policy of a pass whose first call is that of these graphs."""
+        """Choose the policy of a pass whose first call matches these graphs."""
         planned = [seen for seen in reversed(alike) if seen.plan is not None]
         budget = self.graphs.target.budget
-        # A GPU's memory may run out where a plain step was to fit: then there are calls to drop.
+        # A GPU's memory may run out although a plain step should fit: then there are calls to drop.
         may_run_out = self._pools is not None and isinstance(budget, int)
         is_alone = not self._debug and not may_run_out
         if planned and is_alone and all(one.is_left_alone for one in planned):
@@ -240,7 +241,7 @@ class Training:
         )
 
     def _new_online(self, budget: int | float) -> Pass:
-        """Make a pass that evicts online, as its graph is not expected to come back."""
+        """Make a pass that evicts online, because its graph is not expected to repeat."""
         is_wish = isinstance(budget, float) and not self.graphs.target.strict
         if isinstance(budget, float):  # a share of the most that such a pass would have taken
             budget = round(budget * self.experience.plain_bytes)
@@ -267,10 +268,10 @@ class Training:
     def _online_goes_again(self, signatures: Sequence[Any]) -> None:
         """Handle a recompute after an update in a graph without a plan.
 
-        Passes without a plan keep everything from then on.
+        From then on passes without a plan keep everything.
         """
         self._online_keeps = True
-        self.graphs.warn(f"graphs that do not come back keep everything from now on: one {AGAIN}")
+        self.graphs.warn(f"graphs that do not repeat keep everything from now on: one {AGAIN}")
 
     def _tell(self, text: str, thrashes: bool) -> None:
         """Warn of a problem in a pass without a plan, once of each kind.
@@ -296,8 +297,8 @@ class Training:
     def before_call(self, owner: Any) -> None:
         """Copy arrays that a function holds and may change, if an earlier call has read them.
 
-        Running statistics are such; a graph in test mode reads them as inputs, and a recompute has
-        to read them as they were.
+        Running statistics are an example: a graph in test mode reads them as inputs, and a
+        recompute must read their old values.
         """
         arrays = [value for value in vars(owner).values() if hasattr(value, "dtype")]
         if not arrays:
@@ -320,7 +321,8 @@ class Training:
     def before_update(self, array: Any, *, here: bool) -> None:
         """Handle the coming change of a parameter's array: the next call begins another pass.
 
-        ``here``: the change is made in the block's own thread; otherwise the current pass goes on.
+        ``here``: the change is made in the block's own thread; otherwise the current pass
+        continues.
         """
         self._ends = self._ends or here
         is_needed = self.alive.has_any() or any(call.has_graph for call in self._calls_now())
@@ -342,29 +344,29 @@ class Training:
             run()
 
     def elsewhere(self, numbers: set[int]) -> None:
-        """Refuse the current pass if its graph goes backward in another thread or a backward.
+        """Refuse the current pass if its graph's backward runs in another thread or a backward.
 
         Args:
-            numbers: of the passes whose graphs do so.
+            numbers: of the passes whose backward does so.
         """
         if (now := self.now) is not None and now.number in numbers and now.phase != "over":
             self._ends = True
             now.refuse(ELSEWHERE)
 
     def before_cut(self, call: Call, func: Any, node: Any, *, why: str) -> None:
-        """Restore or hold the arrays that a graph has to have before it is cut behind a call.
+        """Restore or hold the arrays that a graph needs before it is cut behind a call.
 
         Args:
             call, func: the call, and its function.
             node: the output that it is cut behind; None: all of them.
-            why: the reason with which the current pass is refused, if the call is of that.
+            why: the reason why the current pass is refused, if the call belongs to it.
         """
         if (now := self.now) is not None and call.reads is now.reads and now.phase != "over":
             if now.integrity == "intact":
                 self.end_forward(now, why)
             if now.restore():
                 make_whole(now.calls)
-        elif why == ANOTHER_ARRAY:  # which readers that retain the old one would lose
+        elif why == ANOTHER_ARRAY:  # readers that retain the old one would lose it
             self.make_whole(call.number)
         else:
             call.cut_behind(func, node)
@@ -388,7 +390,7 @@ class Training:
     def end_forward(
         self, now: Pass, refuse: str | None, roots: Roots = (), nodes: Sequence[Any] = ()
     ) -> None:
-        """Handle the end of a pass's forward, as backward begins at some roots.
+        """Handle the end of a pass's forward, when backward begins at some roots.
 
         Args:
             now: the pass.
@@ -417,7 +419,7 @@ class Training:
                 if refuse is None:
                     self.graphs.warn(now.why)
         elif now.rule.seen is None:
-            # Passes that learn count apart: graphs repeat if passes without a plan do.
+            # Passes that learn count separately: graphs repeat if passes without a plan do.
             self.graphs.saw(hash((now.trail, now.learns)), learned=now.learns)
         if now.learns and len(now.observed) == len(now.calls) > 0:
             self.graphs.learn(now)
@@ -430,8 +432,7 @@ class Training:
     ) -> str | None:
         """Return the reason why backward is not the planned one; None if it is.
 
-        The backward is another if it has other roots, comes to more calls, or pops them in another
-        order.
+        It differs if it has other roots, reaches more calls, or pops them in another order.
         """
         if len(now.calls) != len(follows.tape.signatures):
             return None
@@ -469,7 +470,7 @@ class Training:
         now.release()
 
     def _learn_from(self, now: Pass, own_seconds: float) -> None:
-        """Record the facts of a pass that has gone backward to its end."""
+        """Record the facts of a pass whose backward ran to its end."""
         rule = now.rule
         if now.learns:
             self.graphs.finish_learning(now, measured=self.peaks.what == "workspace")
@@ -488,7 +489,7 @@ class Training:
             self.graphs.finish_following(rule.seen, seconds, taken, own_seconds)
 
     def _give_back(self) -> None:
-        """Give free blocks back, so that optimizer state to come is not put among them."""
+        """Return free blocks, so that new optimizer state is not allocated among them."""
         if self._pools is not None:
             self._pools.give_back()
 

@@ -1,8 +1,8 @@
-"""Backward by no plan: all arrays that it reads are restored first, or it is refused.
+"""Backward without a plan: first all arrays that it reads are restored, or it is refused.
 
-That is a second backward, one from other roots, after an update, into an earlier graph, in another
-thread, or inside of another backward. The arrays that it will read are looked up before it begins,
-so that one that cannot be recomputed is an error while nothing has changed.
+It may be a second backward, or one from other roots, after an update, into an earlier graph, in
+another thread, or inside another backward. The arrays that it will read are looked up before it
+begins, so that an array that cannot be recomputed is an error before anything has changed.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def plain_rank(func: Any) -> int:
 
 
 def check(funcs: Iterable[Any]) -> None:
-    """Check that all arrays that the backward of some functions reads can be had.
+    """Check that all arrays that the backward of some functions reads can be restored.
 
     Cost: proportional to the number of functions.
 
     Raises:
-        RecomputeError: one is gone and can neither be recomputed nor brought back; names the
-            function that made it. Nothing has changed.
+        RecomputeError: one was freed and can neither be recomputed nor fetched; names the function
+            that made it. Nothing has changed.
     """
     wanted: list[Call] = []
     for func in funcs:
@@ -60,7 +60,7 @@ def check(funcs: Iterable[Any]) -> None:
             continue
         if not one.again or not one.has_func:
             raise RecomputeError(
-                f"backward needs what {one.label!r} made, which was dropped: it must not run "
+                f"backward needs the outputs of {one.label!r}, which were dropped: it must not run "
                 "twice, or its graph was cut. Nothing has changed"
             )
         for source in one.sources:
@@ -97,8 +97,8 @@ def make_whole(calls: Iterable[Call]) -> None:
 def reaches_more(calls: Iterable[Call], order: Mapping[int, int], nodes: Iterable[Any]) -> bool:
     """Tell whether a backward from these nodes reaches calls that the recorded one did not.
 
-    Their place in the order is not known then. A variable may have been cut when the graph was
-    learned, or its gradient not asked for.
+    Their place in the order is then unknown. A variable may have been cut when the graph was
+    learned, or its gradient not requested.
     """
     more = [
         call
@@ -150,7 +150,7 @@ class _MakeAgain(function_hook.FunctionHook):
         """Restore the arrays that a function's backward reads; check the whole graph at first.
 
         Raises:
-            RecomputeError: an array cannot be recomputed; where a backward begins, nothing has
+            RecomputeError: an array cannot be recomputed; when a backward begins, nothing has
                 changed.
         """
         if id(function) not in self._expected:
