@@ -525,7 +525,7 @@ def _near(found: Outcome, expected: Outcome, least: float, why: str) -> None:
         )
     apart = _apart(found.gradients, expected.gradients)
     if not apart <= least:
-        raise Unexplained(f"{why}: the first gradient is {apart:.1e} of its norm away")
+        raise Unexplained(f"{why}: the first gradient is {apart:.1e} of its norm from")
 
 
 def _apart(found: dict[str, Any], expected: dict[str, Any]) -> float:

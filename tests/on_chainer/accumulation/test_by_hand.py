@@ -71,7 +71,7 @@ def test_a_penalty_counts_once() -> None:
 
 
 def test_terms_with_shares_that_go_apart_are_refused() -> None:
-    with pytest.raises(AccumulationError, match="counts that go apart from part to part: give the"):
+    with pytest.raises(AccumulationError, match="counts whose ratio differs between parts: give the"):
         train(KNOWN["two means"])
 
 
@@ -103,7 +103,7 @@ def test_several_terms_of_single_rows_are_refused() -> None:
     def loss(net: Any, y: Any, t: Any) -> Any:
         return sum(F.softmax_cross_entropy(y[i : i + 1], abs(t[i : i + 1])) for i in range(len(t)))
 
-    with pytest.raises(AccumulationError, match="is of a single row, and another term is like it"):
+    with pytest.raises(AccumulationError, match="has a single row, and so has another term"):
         train(loss, (slice(0, 4), slice(4, 8)))
     assert apart_by_hand(loss, weight=1) < 1e-13
 
@@ -114,7 +114,7 @@ def test_a_number_that_goes_by_the_samples_is_refused() -> None:
 
 
 def test_padding_to_other_lengths_is_refused() -> None:
-    with pytest.raises(AccumulationError, match="has other elements a sample in one call"):
+    with pytest.raises(AccumulationError, match="has other elements per sample in one call"):
         train(lambda net, y, t: F.mean(y[:, : len(t)] ** 2), (slice(0, 4), slice(4, 6)))
 
 
@@ -185,12 +185,12 @@ def test_a_warning_that_is_an_error_drops_the_group() -> None:
 def test_an_update_without_backward_is_refused() -> None:
     net = Net(MEAN)
     with accumulate(optimizer := optimizer_of(net), steps=2):
-        with refused(optimizer, "no loss of this optimizer's model went backward"):
+        with refused(optimizer, "no backward of this optimizer's model has run"):
             optimizer.update()
 
 
 def test_a_dictionary_of_weights_is_refused() -> None:
-    with pytest.raises(AccumulationError, match="weight= is a dictionary, and the loss is no"):
+    with pytest.raises(AccumulationError, match="weight= is a dictionary, but the loss is not"):
         train(MEAN, weight={"a": 1})
 
 

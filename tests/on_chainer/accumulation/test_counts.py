@@ -117,19 +117,19 @@ NEITHER: dict[str, tuple[Any, str]] = {
     ),
     "other elements a sample beside another term": (
         lambda net, y, t: F.mean(y[:, : len(t)] ** 2) + F.mean(y**2),
-        "is beside other terms, and has other elements a sample",
+        "is one of several terms, and has other elements per sample",
     ),
     "a hinge beside another term": (
         lambda net, y, t: F.hinge(y, t.clip(0)) + F.mean(y**2),
-        r"'Hinge' at test_\S+:\d+ is beside other terms",
+        r"'Hinge' at test_\S+:\d+ is one of several terms",
     ),
     "a hinge beside a penalty": (
         lambda net, y, t: F.sum(net.first.W**2) + F.hinge(y, t.clip(0)),
-        r"'Hinge' at test_\S+:\d+ is beside other terms",
+        r"'Hinge' at test_\S+:\d+ is one of several terms",
     ),
     "classes that differ from part to part": (
         lambda net, y, t: sum(F.mean(y[t == c] ** 2) for c in np.unique(t)),
-        "umem does not know which belong together|has other elements a sample",
+        "umem does not know which belong together|has other elements per sample",
     ),
     "nothing": (lambda net, y, t: F.mean(y.array), "the loss has no terms"),
 }  # fmt: skip
@@ -280,7 +280,7 @@ def test_with_steps_it_is_refused_where_calls_have_other_lengths() -> None:
     optimizer = optimizer_of(net)
     with accumulate(optimizer, steps=2):
         optimizer.update(lambda xs: of_joined(net, xs, None), BUCKETS[0][0])
-        with refused(optimizer, "has other elements a sample in one call of update"):
+        with refused(optimizer, "has other elements per sample in one call of update"):
             optimizer.update(lambda xs: of_joined(net, xs, None), BUCKETS[1][0])
 
 

@@ -46,13 +46,13 @@ MIXING: dict[str, Any] = {
 @pytest.mark.parametrize("name", MIXING)
 def test_what_mixes_samples_is_refused(name: str, how: Any) -> None:
     refuse(
-        MIXING[name], r"of its norm away.*umem\.chainer\.Recompute|computes with", ratio=0.3, **how
+        MIXING[name], r"of its norm from.*umem\.chainer\.Recompute|computes with", ratio=0.3, **how
     )
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_no_weight_makes_it_right(name: str) -> None:
-    told = "of its norm away|leave it out|add up|for its parts|gives 0 for some samples"
+    told = "of its norm from|leave it out|add up|for its parts|gives 0 for some samples"
     for weight in (1, samples, labelled):
         refuse(MIXING[name], told, weight=weight)
 

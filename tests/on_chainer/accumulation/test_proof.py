@@ -107,7 +107,7 @@ def test_a_term_that_mixes_samples_and_comes_later_is_refused(weight: Any) -> No
     with accumulate(optimizer, micro_batch=4, weight=weight):
         optimizer.update(net, *some())
         net.loss = lambda net, y, t: kind(y**2) + kind(F.softmax(y, axis=0) ** 2)
-        with refused(optimizer, "of its norm away"):
+        with refused(optimizer, "of its norm from"):
             optimizer.update(net, *some())
 
 
@@ -129,7 +129,7 @@ def test_a_batch_that_is_one_part_is_not_compared() -> None:
 def test_a_batch_of_two_samples_is_compared_with_one_and_one() -> None:
     x, t = some(2)
     assert of_net(MEAN, (x, t), micro_batch=1) < 1e-13
-    refuse(mixing, "of its norm away", (x, t), micro_batch=1)
+    refuse(mixing, "of its norm from", (x, t), micro_batch=1)
 
 
 def test_parameters_that_get_their_arrays_in_the_first_pass_are_compared_after_it() -> None:
@@ -165,14 +165,14 @@ def test_a_gradient_that_is_not_finite_waits_for_the_next_update() -> None:
         for parameter in net.params():
             parameter.array[...] = 0.1 + np.arange(parameter.size).reshape(parameter.shape) / 50
         net.loss = mixing
-        with refused(optimizer, "of its norm away"):
+        with refused(optimizer, "of its norm from"):
             optimizer.update(net, *some())
     assert optimizer.t == 1
 
 
 def test_so_does_a_batch_in_which_nothing_is_counted() -> None:
     x, t = some(16)
-    refuse(mixing_labels, "of its norm away", (x, np.full_like(t, -1)), (x, t))
+    refuse(mixing_labels, "of its norm from", (x, np.full_like(t, -1)), (x, t))
 
 
 def test_other_threes_are_tried_where_few_samples_have_a_gradient() -> None:
@@ -180,7 +180,7 @@ def test_other_threes_are_tried_where_few_samples_have_a_gradient() -> None:
     t[:] = -1
     t[17] = t[30] = 2
     assert of_net(KNOWN["valid labels"], (x, t), micro_batch=4) < 1e-12
-    refuse(mixing_labels, "of its norm away", (x, t))
+    refuse(mixing_labels, "of its norm from", (x, t))
 
 
 def test_where_none_has_a_gradient_it_is_refused() -> None:
@@ -198,7 +198,7 @@ def test_a_mixture_that_one_three_does_not_show_is_found_by_others() -> None:
         scores = F.matmul(y, y, transb=True) + np.diag(scale)
         return F.mean(F.matmul(F.softmax(scores), y) ** 2)
 
-    refuse(saturated, "of its norm away", (x, np.arange(40)))
+    refuse(saturated, "of its norm from", (x, np.arange(40)))
 
 
 # -- dropout and other random numbers --------------------------------------------------------------
@@ -240,9 +240,9 @@ def raising(net: Any, y: Any, t: Any) -> Any:
 
 
 NOT_COMPARED: dict[str, tuple[Any, str]] = {
-    "rrelu": (lambda net, y, t: F.mean(F.rrelu(y)), "something else than dropout draws"),
-    "numpy": (lambda net, y, t: F.mean(y * np.random.rand(*y.shape)), "something else than drop"),
-    "python": (lambda net, y, t: F.mean(y) + random.random(), "something else than dropout draws"),
+    "rrelu": (lambda net, y, t: F.mean(F.rrelu(y)), "a function other than dropout draws"),
+    "numpy": (lambda net, y, t: F.mean(y * np.random.rand(*y.shape)), "a function other than drop"),
+    "python": (lambda net, y, t: F.mean(y) + random.random(), "a function other than dropout draws"),
     "raising": (raising, r"raised ValueError for 3 samples \(too few\)"),
 }
 
@@ -264,7 +264,7 @@ def test_that_is_raised_where_warnings_are_errors() -> None:
     net = Net(NOT_COMPARED["numpy"][0])
     optimizer = optimizer_of(net)
     with accumulate(optimizer, micro_batch=4):
-        with refused(optimizer, "something else than dropout", AccumulationWarning):
+        with refused(optimizer, "a function other than dropout", AccumulationWarning):
             optimizer.update(net, *some())
 
 
@@ -280,7 +280,7 @@ def test_one_sample_a_call_is_compared_in_the_end_of_the_group() -> None:
         return F.mean(F.softmax(y, axis=0) ** 2)
 
     x, t = some()
-    for loss, told in ((MEAN, None), (mixed, "of its norm away")):
+    for loss, told in ((MEAN, None), (mixed, "of its norm from")):
         net = Net(loss)
         with accumulate(optimizer := optimizer_of(net), steps=FULL):
             for at in range(FULL - 1):

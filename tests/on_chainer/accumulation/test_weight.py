@@ -44,7 +44,7 @@ def by_labels(net: Any, y: Any, t: Any) -> Any:
 def test_a_weight_is_a_function_or_1_or_a_dictionary_of_these(weight: Any) -> None:
     optimizer = optimizer_of(Net(MEAN))
     for how in ({"steps": 4}, {"micro_batch": 4}):
-        with pytest.raises(UnsupportedError, match="weight= is a function that gives"):
+        with pytest.raises(UnsupportedError, match="weight= must be a function that returns"):
             accumulate(optimizer, weight=weight, **how)
 
 
@@ -113,7 +113,7 @@ def test_where_all_terms_are_known_it_is_about_all_of_them(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 4])
 def test_it_may_not_contradict_divisors_that_add_up(weight: Any, size: int) -> None:
     """The fault of 2024: a weight by samples, where the loss was divided by valid labels."""
-    told = "leave it out, the divisor is known|add up|of its norm away|for its parts together"
+    told = "leave it out, the divisor is known|add up|of its norm from|for its parts together"
     refuse(KNOWN["valid labels"], told, micro_batch=size, weight=weight, ratio=0.3)
 
 
@@ -131,7 +131,7 @@ def test_it_may_not_come_to_contradict_them() -> None:
 
 
 def test_it_is_refused_where_the_loss_is_divided_by_something_else() -> None:
-    told = "the loss was not divided by what weight= says"
+    told = "weight= does not give the loss's divisor"
     refuse(SAID["sum"][1], told, weight=samples)
     refuse(lambda net, y, t: F.sqrt(F.mean(y**2)), told, weight=samples)
     refuse(lambda net, y, t: F.sum(y**2) / len(y) ** 2, told, weight=samples)
@@ -142,7 +142,7 @@ def test_one_weight_does_not_stand_for_two_divisors(weight: Any) -> None:
     def loss(net: Any, y: Any, t: Any) -> Any:
         return F.sum(y**2) / len(t) + F.sum(y[:, 0] * (t >= 0)) / valid(t)
 
-    refuse(loss, "of its norm away|weight= gives 0 for some samples", weight=weight)
+    refuse(loss, "of its norm from|weight= gives 0 for some samples", weight=weight)
 
 
 # -- counts of nothing -----------------------------------------------------------------------------
@@ -296,8 +296,8 @@ def test_a_dictionary_is_no_loss_outside_of_accumulate() -> None:
 
 OTHERWISE: dict[str, tuple[Any, Any, str]] = {
     "a function": (TERMS, samples, "returns a dictionary of the terms 'rows', 'labels'"),
-    "1": (TERMS, 1, "weight= is a dictionary of some of these names, not 1"),
-    "another name": (TERMS, WEIGHTS | {"row": samples}, "weight= is a dictionary of some of these"),
+    "1": (TERMS, 1, "weight= must be a dictionary of some of these names, not 1"),
+    "another name": (TERMS, WEIGHTS | {"row": samples}, "weight= must be a dictionary of some of these"),
     "a name that is missing": (
         TERMS, {"rows": samples, "sum": 1}, r'weight=\{"labels": lambda x, t: len\(x\)\}'
     ),
@@ -323,8 +323,8 @@ def test_weights_of_another_form_than_the_loss_are_refused(name: str, how: Any) 
 
 @pytest.mark.parametrize("how", [{"micro_batch": 4}, {"steps": 1}])
 def test_a_dictionary_of_weights_for_a_loss_that_is_none_is_refused(how: Any) -> None:
-    refuse(MEAN, "weight= is a dictionary, and the loss is no dictionary", weight={}, **how)
-    refuse(MEAN, "weight= is a dictionary, and the loss is no", weight={"a": samples}, **how)
+    refuse(MEAN, "weight= is a dictionary, but the loss is not", weight={}, **how)
+    refuse(MEAN, "weight= is a dictionary, but the loss is not", weight={"a": samples}, **how)
 
 
 def test_a_dictionary_with_other_names_in_another_part_is_refused() -> None:

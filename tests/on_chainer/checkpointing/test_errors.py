@@ -80,7 +80,7 @@ DIFFERENT: dict[Callable[..., Any], tuple[type[RecomputeError], str]] = {
     other_output: (RecomputeShapeError, r"'Reshape' made shape \(4, 2\) .* and \(2, 4\) "),
     other_type: (RecomputeDtypeError, r"'Tanh' had inputs of types float32 in .* and float64 "),
     other_output_type: (RecomputeDtypeError, "'Cast' made type float16 .* and float64 "),
-    passed_on: (RecomputeCountError, "computed in the first run, and is passed on|other things"),
+    passed_on: (RecomputeCountError, "computed in the first run, but is passed on|other things"),
     nothing: (RecomputeCountError, r"returned other things in its second run: \[None\]"),
 }
 
@@ -122,7 +122,7 @@ def test_state_that_moves_on_from_call_to_call_is_noticed() -> None:
     cell, x = L.LSTM(4, 4), variable(3, 4)
     cell(x)  # a state from before
     y = checkpoint(cell, x)
-    with pytest.raises(RecomputeError, match=r"'LSTM' reads a Variable .* passed as an argument"):
+    with pytest.raises(RecomputeError, match=r"'LSTM' reads a Variable .* as an argument"):
         F.sum(y).backward()
     cell.reset_state()
     steps = [checkpoint(cell, x) for _ in range(3)]

@@ -127,7 +127,7 @@ def test_gradients_that_overflowed_are_not_applied_where_half_precision_is_gone(
     net = Net()
     optimizer = optimizers.SGD(0.1).setup(net)
     before = values(net)
-    with pytest.raises(umem.errors.AccumulationError, match="not finite, at the loss scale"):
+    with pytest.raises(umem.errors.AccumulationError, match="not finite at their loss scale"):
         with umem.chainer.accumulate(optimizer, steps=3):
             with umem.chainer.half_precision(net, optimizer, scale=2.0**30):
                 call(optimizer, net, 0, by_hand=False)

@@ -49,7 +49,7 @@ REFUSED = {
 STAYS = {("slimmer", "half"), ("slimmer", "group"), ("tie", "group")}
 """The first is not turned off while the second is on."""
 MIXES = {
-    (first, second): "of its norm away"
+    (first, second): "of its norm from"
     for one in ("group", "parts")
     for first, second in (("aware", one), (one, "aware"))
 }

@@ -1,4 +1,4 @@
-"""A batch in micro-batches: the first is proven, and one that does not fit is halved."""
+"""A batch in micro-batches: the first is compared, and one that does not fit is halved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MicroBatches:
     """Computes the gradient of an optimizer's batches in micro-batches.
 
     Attributes:
-        size: samples of a micro-batch; less than was asked for after running out of memory.
+        size: samples of a micro-batch; less than requested after running out of memory.
         gradient: computes the gradients.
     """
 
@@ -40,16 +40,16 @@ class MicroBatches:
 
         Raises:
             AccumulationError: micro-batches cannot give it.
-            MemoryError: it does not fit, not even in micro-batches of 1 where it may be halved.
-            whatever the loss function raises. Gradients are cleared then; random generators and
-                what links keep are as before.
+            MemoryError: it does not fit; if it may be halved, not even in micro-batches of 1.
+            The loss function's errors. Gradients are then cleared; random generators and the state
+                of links are as before.
         """
         while not self._fits(lossfun, batch):
             self.size = -(-min(self.size, batch.size) // 2)
             gc.collect()
 
     def _fits(self, lossfun: Any, batch: Batch) -> bool:
-        """Try a micro-batch size; tells whether it fits. The traceback is dropped, as it holds
+        """Try a micro-batch size; tells whether it fits. The traceback is dropped, because it holds
         arrays.
         """
         try:
@@ -62,7 +62,7 @@ class MicroBatches:
         return True
 
     def _compute(self, lossfun: Any, batch: Batch, state: StepState) -> None:
-        """Compute the gradient in parts of the present size, and have it compared where that is
+        """Compute the gradient in parts of the present size, and have it compared when that is
         due.
         """
         is_ready = all(p.array is not None for p in self._model.params())
@@ -86,8 +86,8 @@ def model_of(optimizer: Any) -> Any:
 
     if not isinstance(optimizer, GradientMethod):
         raise UnsupportedError(
-            f"{type(optimizer).__name__} is no chainer.GradientMethod: umem does not know what its "
-            "update does with a gradient"
+            f"{type(optimizer).__name__} is not a chainer.GradientMethod: umem does not know how "
+            "its update uses a gradient"
         )
     if optimizer.target is None:
         raise StateError("the optimizer has no model yet: call optimizer.setup(model) first")

@@ -1,4 +1,4 @@
-"""Gradients between two calls of update that make one, each with the loss scale that it has."""
+"""Gradients between calls of update that make one update, each with its loss scale."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class KeptGradient(NamedTuple):
 
 
 class KeptGradients:
-    """Holds the gradients of an open group where ``cleargrads`` does not reach them.
+    """Holds the gradients of an open group, so that ``cleargrads`` does not clear them.
 
-    They are as backward left them. Where half precision or a loss scale came or went since, they
-    are given back in the type and with the scale that the next backward adds to.
+    They are stored as backward computed them. If half precision or a loss scale was turned on or
+    off since, they are restored in the type and with the scale that the next backward adds to.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -53,7 +53,7 @@ class KeptGradients:
 
         Raises:
             AccumulationError: they overflowed, and half precision, which would skip their step, was
-                undone since; they are forgotten.
+                undone since; they are dropped.
         """
         kept, has_changed = self._kept, self._terms != self._terms_now()
         half, scale = half_of(self._optimizer), self._scale_now()
@@ -61,14 +61,14 @@ class KeptGradients:
         self._optimizer.target.cleargrads()
         if has_changed and half is None and not all_finite([one.array for one in kept]):
             raise AccumulationError(
-                "the gradients of calls so far are not finite, at the loss scale that they were "
-                "made with: what would have skipped their step was undone before the group was "
-                "complete. Leave the block of half_precision after that of accumulate"
+                "the group's gradients so far are not finite at their loss scale, and "
+                "half_precision, which would have skipped the step, was undone before the group "
+                "was complete. Leave the block of half_precision after the block of accumulate"
             )
         for parameter, array, had in kept:
             if has_changed or array.dtype != parameter.dtype:
                 array, had = _rescaled(array, had, parameter.dtype, scale), scale
-            # Chainer's private: the scale that a gradient carries, by which the update divides it.
+            # Chainer's private: the scale in a gradient, by which the update divides it.
             parameter.grad, parameter._loss_scale = array, had
             if half is not None and had is not None:
                 half.note_scale(had)
@@ -101,7 +101,7 @@ class KeptGradients:
             scale = None if before is None else before.scale
             try:
                 scale = serializer["scales"](name, scale)
-            except KeyError:  # saved when scales were not: it was that of the optimizer
+            except KeyError:  # an older file without scales: it was the optimizer's
                 scale = self._scale_now()
             if found is not None:
                 self._kept.append(KeptGradient(parameter, parameter.device.send(found), scale))
@@ -112,7 +112,7 @@ class KeptGradients:
 
     def _scale_now(self) -> float | None:
         """Return the loss scale of the next backward; None if there is none."""
-        # An optimizer's loss scale can be set in public, and only read as a private.
+        # An optimizer's loss scale has a public setter, but only a private attribute to read.
         half, scale = half_of(self._optimizer), self._optimizer._loss_scale
         return scale if half is None else half.scale_in_force
 
@@ -127,7 +127,7 @@ def multiply(model: Any, factor: float) -> None:
 
 
 def times(gradient: Any, factor: float) -> Any:
-    """Return a gradient times a number, as an array even where it has no axes."""
+    """Return a gradient times a number, as an array even if it has no axes."""
     made = gradient.copy()
     made *= factor
     return made
@@ -137,5 +137,5 @@ def _rescaled(array: Any, had: float | None, dtype: Any, scale: float | None) ->
     factor = (1.0 if scale is None else scale) / (1.0 if had is None else had)
     if factor == 1.0 and array.dtype == dtype:
         return array
-    with np.errstate(over="ignore"):  # an overflow of halves is found, and the step skipped
+    with np.errstate(over="ignore"):  # an overflow of halves is detected, and the step skipped
         return times(array.astype(np.result_type(array.dtype, np.float32)), factor).astype(dtype)

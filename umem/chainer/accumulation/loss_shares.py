@@ -10,7 +10,7 @@ from umem.chainer.accumulation.loss_terms import Term
 from umem.errors import AccumulationError
 
 WEIGHTED = "#said"
-"""The name of the total of what ``weight=`` speaks of, after the name of its loss."""
+"""The name of the total that ``weight=`` gives, after the name of its loss."""
 APART = 1e-9
 """Two ratios of counts that differ by less are equal: counts are integers far below 1e9."""
 
@@ -18,11 +18,11 @@ APART = 1e-9
 class LossShares:
     """Computes each part's share of the whole loss, term by term, as parts arrive.
 
-    A total is known after the last part. Until then shares use a guess, the first part's count
-    times ``scale``; `factor` corrects the gradient in the end.
+    The total is known only after the last part. Until then shares use a guess, the first part's
+    count times ``scale``; `factor` corrects the gradient at the end.
 
     Attributes:
-        totals: by what the whole is divided, as far as parts were seen, by name.
+        totals: the divisors of the whole, from the parts so far, by name.
     """
 
     def __init__(self, totals: dict[str, float] | None = None) -> None:
@@ -32,17 +32,17 @@ class LossShares:
         self._lead = ""
         self._has_begun = self._has_sums = self._has_constants = False
         self._not_counted: dict[str, float] = {}
-        """By the name of a total: a loss that is not 0 where ``weight=`` says 0."""
+        """By the name of a total: a loss that is not 0 although ``weight=`` gives 0."""
 
     def of(self, terms: Sequence[Term], scale: float) -> list[float]:
         """Return a part's share of each term.
 
         Args:
-            terms: those of its loss.
-            scale: how many such parts the whole is thought to be.
+            terms: the terms of the part's loss.
+            scale: the assumed number of such parts in the whole.
 
         Raises:
-            AccumulationError: a term was not there when terms were counted.
+            AccumulationError: a term was missing when terms were counted.
         """
         is_first, self._has_begun = not self._has_begun, True
         counted = {term.total: term.count for term in terms if term.count is not None}
@@ -72,26 +72,26 @@ class LossShares:
         return term.count / self._guesses[term.total] if self._guesses[term.total] else 1.0
 
     def _of_zero_weight(self, term: Term) -> float:
-        """Return the share of a part of which the user says that nothing was counted.
+        """Return the share of a part for which the user's weight is 0.
 
-        Where that is so in all parts, the program has divided by something else, such as 1, and
-        the loss counts as it is. Where it is so in some, the loss has to be 0 there.
+        If it is 0 in all parts, the program has divided by something else, such as 1, and the loss
+        counts as it is. If it is 0 in some, the loss must be 0 there.
         """
         if math.isfinite(term.value) and term.value:
             self._not_counted.setdefault(term.total, term.value)
         return float(math.isfinite(term.value))  # 0 / 0 adds nothing
 
     def check(self) -> None:
-        """Check that parts in which nothing was counted have no loss.
+        """Check that parts with a count of 0 have no loss.
 
         Raises:
-            AccumulationError: ``weight=`` says 0 for a part that has one, and not for all parts.
+            AccumulationError: ``weight=`` gives 0 for some parts, and one of them has a loss.
         """
         for name, value in self._not_counted.items():
             if self.totals[name]:
                 raise AccumulationError(
                     f"weight= gives 0 for some samples, whose loss is {value:.6g}: umem does not "
-                    "know by what it was divided. Such samples have to add 0 to the loss"
+                    "know its divisor. Such samples must add 0 to the loss"
                 )
 
     def factor(self) -> float | None:

@@ -1,8 +1,8 @@
-"""The terms of a loss and their divisors, as far as they are known from its tape.
+"""The terms of a loss and their divisors, as far as its tape shows them.
 
-A loss is taken apart where it is a sum or difference of scalars times numbers. Each term is known
-if it ends in a function of `COUNTS`, whose node shows by what it has divided. Nothing is inferred:
-what any other function has divided by, the user says by ``weight=``.
+A loss is split where it is a sum or difference of scalars times numbers. The divisor of a term is
+known if the term ends in a function of `COUNTS`, whose node shows it. Nothing is inferred: the user
+gives the divisor of any other function by ``weight=``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Term(NamedTuple):
     """A summand of a loss.
 
     Attributes:
-        node: the scalar in which it ends; None where only what is known of the term is kept.
+        node: the scalar in which it ends; None if only the facts of the term are kept.
         factor: the derivative of the loss by that scalar.
         numbers: the numbers that multiply it.
         kind: the name of the function that made the scalar.
-        shape: the shape of what that function averaged or summed.
-        divisor: by what it has divided; None if that is not known.
+        shape: the shape of the array that this function averaged or summed.
+        divisor: the function's divisor; None if that is not known.
         has_labels: the divisor is a count of labels, which add up whatever they are.
-        is_once: the term is made of whole parameters alone, as a penalty is.
-        entry: the name of its loss in a dictionary of losses; "" of a loss alone.
+        is_once: the term depends on whole parameters only, as a penalty does.
+        entry: the name of its loss in a dictionary of losses; "" for a single loss.
         text: the term in words, with the program's line.
         total: names the count that the whole is divided by, alike in every part.
         count: the part's contribution to that; None for terms that add up, or count once.
-        is_said: ``weight=`` speaks of it.
-        value: the scalar times its factor, where the count is 0.
+        is_said: ``weight=`` gives its divisor.
+        value: the scalar times its factor, if the count is 0.
     """
 
     node: Any
@@ -64,11 +64,11 @@ class Term(NamedTuple):
 
     @property
     def is_matched(self) -> bool:
-        """Tell whether it is the term at its place in every part, with a count of its own."""
+        """Tell whether it is the term at its place in every part, with its own count."""
         return not (self.is_weighted or self.is_once)
 
     def counted(self, total: str, count: float | None, *, is_weighted: bool) -> Term:
-        """Return it with its count, and its value where that is 0."""
+        """Return it with its count, and its value if that is 0."""
         y = None if count != 0 else self.node.get_variable_or_none()
         value = 0.0 if count != 0 else (0.0 if y is None else float(y.array.sum())) * self.factor
         return self._replace(total=total, count=count, is_weighted=is_weighted, value=value)
@@ -137,7 +137,7 @@ def _term(node: Any, factor: float, numbers: tuple[float, ...]) -> Term:
 
 
 def _is_of_parameters(node: Any) -> bool:
-    """Tell whether a scalar is made of whole parameters alone."""
+    """Tell whether a scalar depends on whole parameters only."""
     return all(
         isinstance(one.get_variable_or_none(), chainer.Parameter)
         if one.creator_node is None
@@ -147,7 +147,7 @@ def _is_of_parameters(node: Any) -> bool:
 
 
 def below(node: Any) -> Iterator[Any]:
-    """Yield the nodes from which a node was made, itself first."""
+    """Yield a node and the nodes that it was computed from."""
     todo, seen = [node], set()
     while todo:
         node = todo.pop()
@@ -202,22 +202,22 @@ COUNTS: dict[type, Callable[[Any, Any], Counted]] = {
     losses.triplet.Triplet: _first_axis(-1),
     losses.ctc.ConnectionistTemporalClassification: _first_axis(2),
 }
-"""For each function that divides by a count: reads the count from its node, None where it has not
+"""For each function that divides by a count: reads the count from its node, or None if it has not
 divided, and whether the count is of labels."""
 
 
-# -- where they are --------------------------------------------------------------------------------
+# -- the program's lines ---------------------------------------------------------------------------
 
 
 class TermPlaces:
     """The program's line for each function that made a scalar, for the messages of refusals.
 
     Attributes:
-        numbers: those that the program gave to functions, such as the factor in ``2 * x``.
+        numbers: the numbers that the program gave to functions, such as the factor in ``2 * x``.
         functions: the names of all functions that were called.
 
     Args:
-        holds: keep the scalars alive, and their graphs with them, so that their values are known.
+        holds: keep the scalars alive, with their graphs, so that their values are known.
 
     Thread-safety: none.
     """
@@ -241,7 +241,7 @@ class TermPlaces:
                 self._found[id(y.node)] = weakref.ref(y.node), held, program_line()
 
     def of(self, term: Term) -> str:
-        """Return a term in words: its function, with file and line where it is known."""
+        """Return a term in words: its function, with file and line if known."""
         found = self._found.get(id(term.node))
         is_noted = found is not None and found[0]() is term.node
         return f"'{term.kind}'{f' at {found[2]}' if found and is_noted else ''}"

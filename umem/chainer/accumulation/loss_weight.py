@@ -1,4 +1,4 @@
-"""The argument ``weight=``: what a loss was divided by, as the user says it."""
+"""The argument ``weight=``: the user's divisor of a loss."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def checked_weight(weight: Weight) -> Weight:
         is_missing = one is None and not isinstance(weight, Mapping)
         if not (callable(one) or is_missing or (is_number and one == 1)):
             raise UnsupportedError(
-                "weight= is a function that gives what a part's loss was divided by, or 1 where "
+                "weight= must be a function that returns the divisor of a part's loss, or 1 if "
                 f"losses of parts add up, or a dictionary of these, not {weight!r}"
             )
     return weight
 
 
 def entries_of(loss: Any, weight: Weight) -> list[Entry]:
-    """Return what a loss function returned as losses that are added up, each with its weight.
+    """Return the result of a loss function as losses that are added up, each with its weight.
 
     Raises:
         AccumulationError: it is neither a scalar Variable nor a dictionary of such, or ``weight=``
-            is of another form.
+            has another form.
     """
     if not isinstance(loss, Mapping):
         return [Entry("", _scalar(loss, "a scalar Variable"), whole_weight(weight))]
@@ -55,7 +55,7 @@ def entries_of(loss: Any, weight: Weight) -> list[Entry]:
     if not isinstance(weights, Mapping) or not weights.keys() <= loss.keys() or not loss:
         raise AccumulationError(
             f"the loss function returns a dictionary of the terms {', '.join(map(repr, loss))}: "
-            f"weight= is a dictionary of some of these names, not {weight!r}"
+            f"weight= must be a dictionary of some of these names, not {weight!r}"
         )
     what = "a dictionary of scalar Variables"
     return [Entry(str(name), _scalar(y, what), weights.get(name)) for name, y in loss.items()]
@@ -69,7 +69,7 @@ def whole_weight(weight: Weight) -> OneWeight:
     """
     if isinstance(weight, Mapping):
         raise AccumulationError(
-            "weight= is a dictionary, and the loss is no dictionary of terms: let the loss "
+            "weight= is a dictionary, but the loss is not: let the loss "
             'function return {"name": term, ...}, or give one function'
         )
     return weight
@@ -83,11 +83,11 @@ def _scalar(loss: Any, wanted: str) -> Any:
 
 
 def weight_of(weight: Callable[..., Any], given: Arguments) -> float:
-    """Return the divisor of a part's loss, as a weight function gives it.
+    """Return the divisor of a part's loss from a weight function.
 
     Raises:
         AccumulationError: it is not one number, negative, or not finite.
-        whatever the function raises.
+        The function's errors.
     """
     value = weight(*given.args, **given.kwargs)
     array = getattr(value, "array", value)
@@ -102,7 +102,7 @@ def line_to_type(lossfun: Any, name: str = "") -> str:
     """Return the ``weight=`` that a user might type for a loss function, or for one of its terms.
 
     Args:
-        lossfun: the function; None where backward is called by hand.
+        lossfun: the function; None if the program calls backward itself.
     """
     is_forward = isinstance(lossfun, chainer.Link) and "__call__" not in vars(type(lossfun))
     try:

@@ -36,7 +36,7 @@ class Mixing:
         """Raise an error for a function that mixes samples; see `MIXING`.
 
         Raises:
-            AccumulationError: it is one; names it, and the link it belongs to.
+            AccumulationError: it mixes them; names it, and its link.
         """
         if not isinstance(owner_of(func), MIXING) or self._is_by_sample(inputs):
             return
@@ -52,8 +52,8 @@ class Mixing:
     def _is_by_sample(self, inputs: Sequence[Any]) -> bool:
         """Tell whether batch normalisation is used as instance or group normalisation.
 
-        Chainer's are made so: all samples' channels are reshaped into one image, and it has no
-        parameters of its own. One sample alone may need no reshaping.
+        Chainer's are: they reshape all samples' channels into one image, without parameters. One
+        sample alone may need no reshaping.
         """
         x, *others = inputs
         if x.shape[0] != 1 or any(isinstance(y, chainer.Parameter) for y in others):

@@ -1,4 +1,4 @@
-"""The comparison: what parts of a few samples give, and what these give at once."""
+"""The comparison of a few samples in parts with the same samples at once."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
 MOST_APART = {"float64": 1e-10, "float32": 1e-5}
 """Largest accepted difference, relative to the gradient's norm, by its coarsest type; with float16
-as many roundings of it. Guesses: far above the roundings of sums in these types, and far below what
-a function that mixes samples makes; the losses of tests/support/loss_families.py keep to them."""
+as many roundings of it. Guesses: far above the roundings of sums in these types, and far below the
+effect of a function that mixes samples; the losses of tests/support/loss_families.py meet them."""
 SAVED_APART = 2.0**-7
-"""The same where activations are saved in bfloat16: a difference in the last bit of float32 can
-round to another bfloat16, and `Recompute` keeps in float32 the arrays that it manages."""
+"""The same for activations saved in bfloat16: a difference in the last bit of float32 can round to
+another bfloat16, and `Recompute` keeps its arrays in float32."""
 ROUNDINGS = 64
-"""Roundings that a sum of few gradients may be off by: a guess that no measurement supports."""
+"""Roundings that a sum of few gradients may be off by: a guess, not measured."""
 SAMPLES = 3
-"""Compared at once: the fewest that have parts of two sizes."""
+"""Samples compared at once: the fewest that have parts of two sizes."""
 SPLITS = ((2, 1), (1, 1, 1), (1, 2))
 """The parts in which they are compared, in turn."""
 MOST_OTHERS = 8
-"""Other triples that are tried where one shows nothing: a guess that no measurement supports."""
+"""Other triples that are tried if one shows nothing: a guess, not measured."""
 NOT_FINITE = "not finite"
 SHOWN = 3
-"""Triples that have to agree, all the first time: what one shows, another may not, such as
-attention that is saturated in it. As many as there are `SPLITS`."""
+"""Triples that must agree, all the first time: one may show a difference that another hides, such
+as saturated attention. As many as there are `SPLITS`."""
 
 
 class Compared(NamedTuple):
-    """A batch whose parts have been run, and how: what is compared.
+    """A batch whose parts have been run, and how they were run, for the comparison.
 
     Attributes:
         lossfun: the loss function.
         batch: its samples.
         parts: the samples of each part.
-        facts: those of each part's loss.
+        facts: the facts of each part's loss.
         state: the state in which the first part began.
-        loss_scale: as of the parts.
-        is_finite: so is the gradient of the parts.
+        loss_scale: the parts' loss scale.
+        is_finite: whether the parts' gradient is finite.
     """
 
     lossfun: Any
@@ -71,23 +71,23 @@ class Compared(NamedTuple):
 
 
 class PartComparison:
-    """Compares the gradient in parts with that of the whole, wherever a list of terms is new.
+    """Compares the gradient in parts with the whole's, whenever a list of terms is new.
 
     Args:
-        is_on: False: nothing is compared.
+        is_on: False: compare nothing.
     """
 
     def __init__(self, gradient: WholeGradient, model: Any, *, is_on: bool) -> None:
         self._gradient, self._model, self.is_on = gradient, model, is_on
         self._compared: set[Any] = set()
         self._weighted: list[Counter[str]] = []
-        """Terms that ``weight=`` speaks of and that were compared, as many in every part."""
+        """Compared terms whose divisor is given by ``weight=``, as many in every part."""
         self._varied: list[set[str]] = []
         """The same, more of them in larger parts."""
         self._functions: set[str] = set()
         self._numbers: set[float] = set()
         self._adding_up: set[Any] = set()
-        """Lists of terms that ``weight=`` speaks of, and whose divisors on the tape add up."""
+        """Lists of terms with ``weight=`` whose divisors on the tape add up."""
 
     def is_due(self, facts: Sequence[PartFacts]) -> bool:
         """Tell whether parts have a list of terms that was not compared."""
@@ -103,21 +103,21 @@ class PartComparison:
         return bool(kinds) and not is_known and not any(kinds.keys() <= one for one in self._varied)
 
     def turn_off(self, why: str) -> None:
-        """Compare nothing from here on, and warn."""
+        """Stop comparing, and warn."""
         if self.is_on:
             self.is_on = False
             warn_at_program(
-                f"{why}, so the gradient of parts was not compared with that of a whole",
+                f"{why}, so the gradient in parts was not compared with that of the whole batch",
                 AccumulationWarning,
             )
 
     def compare_if_due(self, one: Compared, *, again: bool = False) -> None:
-        """Compare three samples at once with two and one of them, where that is due.
+        """Compare three samples at once with two and one of them, if that is due.
 
         Args:
-            again: also where the list of terms was compared, because these are other samples.
+            again: also if the list of terms was compared, because these are other samples.
 
-        Leaves no trace. Gradients of the model are held aside meanwhile.
+        Leaves no trace: the model's gradients are set aside meanwhile.
 
         Raises:
             AccumulationError: they differ, or parts do not add up by the rules.
@@ -151,16 +151,16 @@ class PartComparison:
         finally:
             self._model.cleargrads()
             for parameter, gradient, scale in gradients:
-                # Chainer's private: the scale that a gradient carries, and an update takes out.
+                # Chainer's private: the scale in a gradient, which an update divides by.
                 parameter.grad, parameter._loss_scale = gradient, scale
             after.put_back()
             self._gradient.uninitialize(made)
 
     def _compare_numbers(self, one: Compared) -> None:
-        """Check new numbers in parts of another size, to which they may owe what they are.
+        """Check numbers that are new in parts of another size, and may depend on that size.
 
         Raises:
-            AccumulationError: they do.
+            AccumulationError: they depend on it.
         """
         one.state.put_back()
         size = 1 if len(one.parts[0]) > 1 else 2
@@ -198,14 +198,14 @@ class PartComparison:
         if waits or not self.is_due(one.facts):
             return
         if one.is_finite and not are_finite and any(p.dtype == "e" for p in self._model.params()):
-            # A mean over more samples has smaller gradients, for which the loss scale is chosen.
+            # A mean over more samples has smaller gradients, and the loss scale is chosen for it.
             self.turn_off(f"gradients of {SAMPLES} samples overflow in half precision")
         elif are_finite or one.is_finite:
             raise AccumulationError(
                 f"{len(triples)} times up to {SAMPLES} samples of the batch show no gradient, "
-                "one that is not finite, or not all terms of the loss: umem does not know whether "
-                "samples mix. Pass check=False to go on without a comparison, or weight= where "
-                "terms are of some samples only"
+                "one that is not finite, or not all terms of the loss: umem cannot tell whether "
+                "samples mix. Pass check=False to continue without a comparison, or weight= if "
+                "some terms depend on some samples only"
             )
 
     def _compare(
@@ -213,7 +213,7 @@ class PartComparison:
     ) -> set[Any] | None:
         """Compare some samples; returns the lists of terms that they show.
 
-        None is returned where it cannot be compared now, or at all.
+        None is returned if it cannot be compared now, or at all.
 
         Raises:
             AccumulationError: parts and the whole differ.
@@ -227,14 +227,14 @@ class PartComparison:
                 check_alike(of_whole, of_parts[0])
                 check_sums(of_whole, of_parts)
                 if has_drawn:
-                    self.turn_off("something else than dropout draws random numbers")
+                    self.turn_off("a function other than dropout draws random numbers")
                     return None
                 norm = _norm(whole)
                 apart = _apart(whole, parts)
                 if math.isfinite(norm) > math.isfinite(apart) and _coarsest(whole) < 1e-5:
                     raise AccumulationError(
-                        "samples alone have a gradient that is not finite, and all at once one "
-                        "that is: let weight= give 0 for samples of which nothing counts"
+                        "single samples have a gradient that is not finite, but all together one "
+                        "that is: let weight= give 0 for samples that do not count"
                     )
                 if not (math.isfinite(norm) and math.isfinite(apart)):
                     return {NOT_FINITE}
@@ -264,7 +264,7 @@ class PartComparison:
     ) -> tuple[list[Any], list[PartFacts]]:
         """Run some samples in parts; returns their gradients, and the facts of each part."""
         one.state.put_back()
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow here is not finite
             facts = self._gradient.gradient_in_parts(one.lossfun, samples, sizes, one.loss_scale)
         found = [p.grad for p in self._model.params()]
         self._model.cleargrads()
@@ -278,10 +278,10 @@ class PartComparison:
         apart: float,
         facts: PartFacts,
     ) -> bool:
-        """Tell whether a difference is one of roundings, because the norm is near zero.
+        """Tell whether a difference is only rounding, because the norm is near zero.
 
-        Then the same samples in another order are as far away; or the gradient is nothing but
-        roundings of the loss, as where that depends on no parameter.
+        Then the same samples in another order differ as much; or the gradient consists of roundings
+        of the loss, because that depends on no parameter.
         """
         scale = 1.0 if one.loss_scale is None else one.loss_scale
         norm_of_parameters = _norm([p.array for p in self._model.params()])
@@ -294,7 +294,7 @@ class PartComparison:
         return apart <= min(3 * other_order, _allowed(whole, facts) * alone)
 
     def _shown(self, whole: PartFacts, parts: Sequence[PartFacts]) -> set[Any]:
-        """Return the lists of terms of compared samples, of which each kind of term counts."""
+        """Return the lists of terms of compared samples in which each kind of term counts."""
         if adds_up(whole, parts):
             self._adding_up.add(whole.weighted_key)
             check_weights([whole, *parts])
@@ -311,31 +311,31 @@ class PartComparison:
 
 def _refusal(apart: float, sizes: Sequence[int], weight: Any) -> AccumulationError:
     return AccumulationError(
-        f"the gradient of {sum(sizes)} samples in parts of {' and '.join(map(str, sizes))} is "
-        f"{apart:.1e} of its norm away from that of all at once. "
-        + ("A" if weight is None else "Either the loss was not divided by what weight= says, or a")
+        f"the gradient of {sum(sizes)} samples in parts of {' and '.join(map(str, sizes))} differs "
+        f"by {apart:.1e} of its norm from the gradient of all at once. "
+        + ("A" if weight is None else "Either weight= does not give the loss's divisor, or a")
         + " function mixes samples, such as a softmax over the batch axis; a link carries its "
-        "state from part to part; or a number depends on the samples: where that divides, pass "
-        "weight=. Otherwise umem.chainer.Recompute saves memory on the whole batch, exactly"
+        "state from part to part; or a number depends on the samples: if the loss is divided "
+        "by it, pass weight=. Or use umem.chainer.Recompute on the whole batch: it is exact"
     )
 
 
-# -- which samples ---------------------------------------------------------------------------------
+# -- the choice of samples -------------------------------------------------------------------------
 
 
 def _not_counted(facts: Sequence[PartFacts]) -> set[Any]:
-    """Return the kinds of terms of which no part counts anything."""
+    """Return the kinds of terms that count nothing in any part."""
     counts: Counter[Any] = Counter()
     for term in chain.from_iterable(part.terms for part in facts):
         if not term.is_once and term.count is not None:
-            # What divides is a number of a term that weight= speaks of, another one in each part.
+            # The divisor of a term with weight= is such a number, a different one in each part.
             numbers = () if term.is_weighted else term.numbers
             counts[term.entry, term.kind, numbers] += int(term.count > 0)
     return {kind for kind, count in counts.items() if not count}
 
 
 def _triples(one: Compared, weight: Any) -> Iterator[list[int]]:
-    """Yield samples to compare: spread over the batch, different in what counts, then others."""
+    """Yield samples to compare: spread over the batch, different in their counts, then others."""
     size = one.batch.size
     found: list[list[int]] = []
     counting = [
@@ -370,8 +370,8 @@ def _groups(which: Sequence[int], seed: int = 0) -> Iterator[list[int]]:
 def _of_equal_values(batch: Batch) -> Iterator[list[int]]:
     """Yield samples of which two have the same label or identifier, two values an argument.
 
-    Losses that count classes, or identifiers once each, show themselves there. Negative values go
-    first: such samples are often left out of a count.
+    They reveal losses that count classes, or identifiers once each. Negative values come first:
+    such samples are often left out of a count.
     """
     given = batch.take(slice(0, batch.size))
     found: list[list[list[int]]] = []
@@ -389,7 +389,7 @@ def _of_equal_values(batch: Batch) -> Iterator[list[int]]:
 
 
 def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
-    """Yield samples for which the weight functions give different numbers, if there are such."""
+    """Yield samples for which the weight functions give different numbers, if there are any."""
     for one in weight.values() if isinstance(weight, Mapping) else [weight]:
         if callable(one):
             found = [(weight_of(one, batch.take([at])), at) for at in _spread(batch.size, 64)]
@@ -398,7 +398,7 @@ def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
             yield [order[-1], order[-2], order[0]]
 
 
-# -- how far they are apart ------------------------------------------------------------------------
+# -- their difference ------------------------------------------------------------------------------
 
 
 def _allowed(gradients: Sequence[Any], facts: PartFacts) -> float:

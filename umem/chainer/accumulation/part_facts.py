@@ -21,10 +21,9 @@ class PartFacts(NamedTuple):
     """Facts about a part's loss.
 
     Attributes:
-        samples: how many it is of; None where that is not known.
-        terms: those of the loss.
-        weights: what ``weight=`` gives for each of its losses, by name; None where it is 1, or
-            there is none.
+        samples: their number; None if that is not known.
+        terms: the terms of the loss.
+        weights: the weight of each of its losses, by name; None if it is 1, or there is none.
         is_ragged: it was given sequences of different lengths.
         numbers: all numbers that the program gave to Chainer's functions, in their order.
         functions: the names of these functions.
@@ -43,23 +42,23 @@ class PartFacts(NamedTuple):
 
     @property
     def matched(self) -> list[Term]:
-        """Return the terms that have a count of their own."""
+        """Return the terms that have their own count."""
         return [term for term in self.terms if term.is_matched]
 
     @property
     def weighted(self) -> list[Term]:
-        """Return the terms of which ``weight=`` speaks."""
+        """Return the terms whose divisor is given by ``weight=``."""
         return [term for term in self.terms if term.is_weighted]
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the list of terms that are the same ones in every part."""
+        """Return the list of terms that are the same in every part."""
         terms = [term for term in self.terms if not term.is_weighted]
         return tuple(f"{t.entry}#{t.kind}#{t.is_once}#{len(t.numbers)}" for t in terms)
 
     @property
     def weighted_key(self) -> tuple[str, ...]:
-        """Return the list of terms of which ``weight=`` speaks, and does not say 0."""
+        """Return the list of terms for which ``weight=`` gives a number other than 0."""
         counting = [term for term in self.weighted if term.count != 0]
         return tuple(f"{term.entry}{WEIGHTED}#{term.kind}" for term in counting)
 
@@ -77,17 +76,17 @@ def read(
 ) -> PartFacts:
     """Read the terms of a part's losses.
 
-    Where the divisors of all terms of a loss are known and there is ``weight=`` nevertheless, that
-    speaks of all of them; otherwise it speaks of those that are not known.
+    ``weight=`` applies to the terms whose divisor is not known. If all divisors of a loss are
+    known, it applies to all of its terms.
 
     Args:
         entries: the losses.
         given: the arguments of the part, for weight functions.
         places: the program's lines.
-        lossfun: the loss function, for what a message says.
+        lossfun: the loss function, for messages.
 
     Raises:
-        AccumulationError: a term is not known, and nothing was said of it; names its line.
+        AccumulationError: a term is not known, and has no weight; names its line.
     """
     found: list[Term] = []
     weights: dict[str, float | None] = {}
@@ -99,15 +98,15 @@ def read(
         for one in terms:
             if weight is None and not one.is_known:
                 raise AccumulationError(
-                    f"umem does not know by what the loss is divided: its term {one.text} does not "
+                    f"umem does not know the divisor of the loss: its term {one.text} does not "
                     f"end in a mean. Pass {line_to_type(lossfun, name)}, a function of the loss "
-                    "function's arguments that gives what the loss of these samples was divided "
-                    "by; or weight=1, if the losses of parts add up"
+                    "function's arguments that returns the divisor of these samples' loss; "
+                    "or weight=1, if the losses of parts add up"
                 )
             if one.kind == "Hinge" and one.divisor is not None and len(terms) > 1:
                 raise AccumulationError(
-                    f"{one.text} is beside other terms, and Chainer's backward of it divides their "
-                    'gradient in place, too. Use F.hinge(..., reduce="no") with F.mean or with '
+                    f"{one.text} is one of several terms, and Chainer's backward of it also "
+                    'divides their gradient in place. Use F.hinge(..., reduce="no") with F.mean or '
                     f"{line_to_type(lossfun, name)}"
                 )
             if one.is_once:
@@ -119,7 +118,7 @@ def read(
                 at += 1
         if not terms and count != 0:
             raise AccumulationError(
-                "the loss has no terms: it depends on no parameter. Where samples have no loss, "
+                "the loss has no terms: it depends on no parameter. If samples have no loss, "
                 f"let {line_to_type(lossfun, name)} give 0 for them"
             )
     return PartFacts(
@@ -134,8 +133,8 @@ def read(
 def check_alike(mine: PartFacts, other: PartFacts) -> None:
     """Check that two parts have the same terms at the same places, with the same numbers.
 
-    Beside another term, the elements a sample have to be the same, too: a term may be of a group of
-    samples or of a time step, and which it is stands on no tape.
+    If there are several terms, they must also have the same elements per sample: a term may belong
+    to a group of samples or to a time step, which no tape shows.
 
     Raises:
         AccumulationError: they do not.
@@ -152,11 +151,11 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
                 raise AccumulationError(
                     f"the loss function computes with {one_number:.9g} in one part and with "
                     f"{other_number:.9g} in another: use a number that is the same for every "
-                    "part, or pass weight=, where the number is one over a count of samples"
+                    "part, or pass weight=, if the number is one over a count of samples"
                 )
     beside = Counter(term.entry for term in mine.matched)
     parts = (mine, other)
-    # Where samples are not known, terms have to be alike in proportion to the first.
+    # If samples are not known, terms must be in proportion to the first.
     ratio = [part.samples or prod(part.matched[0].shape if beside else ()) for part in parts]
     alike = [[term for term in part.terms if not term.is_weighted] for part in parts]
     for one, two in zip(*alike, strict=True):
@@ -164,15 +163,15 @@ def check_alike(mine: PartFacts, other: PartFacts) -> None:
             numbers = [" and ".join(map("{:.9g}".format, t.numbers)) or "1" for t in (one, two)]
             raise AccumulationError(
                 f"{one.text} is multiplied by {numbers[0]} in one part and by {numbers[1]} in "
-                "another: multiply by what is the same for every part, or pass weight=, where the "
-                "number is one over a count of samples"
+                "another: multiply by a number that is the same for every part, or pass weight=, "
+                "if the number is one over a count of samples"
             )
         a, b = prod(one.shape), prod(two.shape)
         if one.is_matched and beside[one.entry] > 1 and a * ratio[1] != b * ratio[0]:
             raise AccumulationError(
-                f"{one.text} is beside other terms, and has other elements a sample in one part "
-                "than in another, so umem does not know which terms belong together, such as time "
-                "steps or groups of samples. Pad sequences before they are given to the loss "
+                f"{one.text} is one of several terms, and has other elements per sample in one "
+                "part than in another, so umem does not know which terms belong together, such as "
+                "time steps or groups of samples. Pad sequences before they are given to the loss "
                 "function, or pass weight="
             )
 
@@ -184,9 +183,9 @@ def _listed(part: PartFacts) -> str:
 
 
 def uneven(parts: Sequence[PartFacts]) -> list[Term]:
-    """Return terms alone in their loss whose divisor a sample differs between parts.
+    """Return the only terms of their losses whose divisor per sample differs between parts.
 
-    So it is where parts are padded to different lengths, whose counts do not add up, and where
+    This is so if parts are padded to different lengths, whose counts do not add up, and if
     sequences of different lengths are joined, whose counts do.
     """
     beside = Counter(term.entry for term in parts[0].matched)
@@ -199,22 +198,22 @@ def uneven(parts: Sequence[PartFacts]) -> list[Term]:
 
 
 def _rate(term: Term, samples: int | None) -> float:
-    """Return the divisor a sample; where the samples are not known, a row of the input."""
+    """Return the divisor per sample; if the samples are not known, per row of the input."""
     return (term.divisor or 0.0) / (samples or (term.shape[0] if term.shape else 1) or 1)
 
 
 def check_sums(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
-    """Check that what is counted in parts adds up to what is counted in all of their samples.
+    """Check that the counts of the parts add up to the count of all their samples.
 
     Raises:
-        AccumulationError: it does not; names the term.
+        AccumulationError: they do not; names the term.
     """
     sums = [
         (term.text, term.divisor, [part.matched[at].divisor or 0.0 for part in parts])
         for at, term in enumerate(whole.matched)
     ]
     sums += [
-        ("the loss, as weight= says,", weight, [part.weights[name] or 0.0 for part in parts])
+        ("the loss, by weight=,", weight, [part.weights[name] or 0.0 for part in parts])
         for name, weight in whole.weights.items()
     ]
     for text, total, counts in sums:
@@ -223,12 +222,12 @@ def check_sums(whole: PartFacts, parts: Sequence[PartFacts]) -> None:
                 f"{text} was divided by {' and '.join(map('{:.6g}'.format, counts))} in parts and "
                 f"by {total:.6g} in all of their samples at once, and such counts do not add up: "
                 "average over samples last, pad sequences before they are given to the loss "
-                "function, or pass weight= that adds up; weight=1, if losses of parts are added up"
+                "function, or pass a weight= that adds up; weight=1, if losses of parts add up"
             )
 
 
 def adds_up(whole: PartFacts, parts: Sequence[PartFacts]) -> bool:
-    """Tell whether the divisors that the tape has of what ``weight=`` speaks of add up, too."""
+    """Tell whether the divisors on the tape of terms with ``weight=`` also add up."""
     if not whole.weighted or any(part.weighted_key != whole.weighted_key for part in parts):
         return False
     for at, term in enumerate(whole.weighted):
@@ -239,7 +238,7 @@ def adds_up(whole: PartFacts, parts: Sequence[PartFacts]) -> bool:
 
 
 def check_weights(parts: Sequence[PartFacts]) -> None:
-    """Check that ``weight=`` is in proportion to divisors that the tape has, and that add up.
+    """Check that ``weight=`` is in proportion to the tape's divisors, and that they add up.
 
     Raises:
         AccumulationError: it is not.

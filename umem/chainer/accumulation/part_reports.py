@@ -38,17 +38,17 @@ class PartReports:
 
     @contextmanager
     def part(self) -> Iterator[PartReport]:
-        """Capture what is reported in the block as one part's; no other observer sees it."""
+        """Capture the values reported in the block as one part's; no other observer sees them."""
         part = PartReport()
         self._parts.append(part)
         scope: AbstractContextManager[Any] = nullcontext()
-        with suppress(IndexError):  # nobody listens
+        with suppress(IndexError):  # there is no reporter
             scope = reporter.get_current_reporter().scope(part.values)
-        with scope:  # outside of what handles that error, whose frames an error here would hold
+        with scope:  # outside of the handler of that error, whose frames an error here would hold
             yield part
 
     def report(self, factor: float) -> None:
-        """Report the combined values, if somebody listens; ``factor`` is that of `LossShares`."""
+        """Report the combined values, if there is a reporter; ``factor``: see `LossShares`."""
         names = {name: None for part in self._parts for name in part.values}
         if not names:
             return

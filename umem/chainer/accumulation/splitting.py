@@ -1,4 +1,4 @@
-"""A batch that can be taken in parts: the arguments of a loss function, or a list of samples."""
+"""A batch that can be split: the arguments of a loss function, or a list of samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ArgumentsBatch:
     every part. In a list of arrays that are all as long as the batch, each array is split.
 
     Raises:
-        SizeError: there is nothing to cut, it is empty, or lengths differ; names each.
+        SizeError: no argument can be split, it is empty, or lengths differ; names each.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ def _is_array_like(value: Any) -> bool:
 
 
 def _is_cut_inside(values: Sequence[Any], size: int) -> bool:
-    """Tell whether a list holds arrays as long as the batch, and is no list of samples."""
+    """Tell whether a list holds arrays as long as the batch, and is not a list of samples."""
     return (
         len(values) != size
         and len(values) > 0
@@ -101,10 +101,10 @@ def _cut_array(value: Any, which: slice | list[int]) -> Any:
 
 
 class SamplesBatch:
-    """A list of samples and the converter that makes arguments of it, as an updater has them.
+    """A list of samples and the updater's converter, which makes arguments of it.
 
-    The whole is converted at once, where that gives arrays to cut: padding is then that of the
-    whole batch. Otherwise each part is converted by itself.
+    The whole is converted at once, if that gives arrays to split: padding is then the whole
+    batch's. Otherwise each part is converted by itself.
 
     Raises:
         SizeError: the list is empty.
@@ -154,7 +154,7 @@ class ChosenSamples:
 
 
 def joined(one: Arguments, other: Arguments) -> Arguments | None:
-    """Join the samples of two calls; None if they cannot be."""
+    """Join the samples of two calls; None if that is not possible."""
     if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
         return None
     try:
@@ -162,7 +162,7 @@ def joined(one: Arguments, other: Arguments) -> Arguments | None:
         args = tuple(_together(a, b, *sizes) for a, b in zip(one.args, other.args, strict=True))
         kwargs = {name: _together(x, other.kwargs[name], *sizes) for name, x in one.kwargs.items()}
         ArgumentsBatch(args, kwargs)
-    except (SizeError, ValueError, TypeError):  # of other shapes, or nothing to cut
+    except (SizeError, ValueError, TypeError):  # of other shapes, or not splittable
         return None
     return Arguments(args, kwargs)
 

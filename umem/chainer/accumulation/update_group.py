@@ -24,7 +24,8 @@ from umem.errors import AccumulationError, SizeError
 class Group:
     """Adds up the gradients of several calls of update, for one update by their sum.
 
-    Between the calls the sum lies here and not on the parameters, out of reach of ``cleargrads``.
+    Between the calls the sum is stored here and not on the parameters, so that ``cleargrads`` does
+    not clear it.
     """
 
     def __init__(self, optimizer: Any, weight: Weight, steps: int, *, check: bool) -> None:
@@ -57,7 +58,7 @@ class Group:
 
         Raises:
             AccumulationError: parts cannot be added up. After any error the group and the
-                parameters' gradients are dropped, and a `StepState` puts back all else.
+                parameters' gradients are dropped, and a `StepState` restores everything else.
         """
         batch = _batch(given)
         is_ready = all(p.array is not None for p in self._model.params())
@@ -82,22 +83,22 @@ class Group:
         self._called()
 
     def _check_even(self, facts: list[Any]) -> None:
-        """Check that a loss's count a sample is the same in each call.
+        """Check that a loss's count per sample is the same in each call.
 
         Raises:
-            AccumulationError: it is not. Whether such counts add up shows where samples of both are
-                run together, for which the first call's are no longer there.
+            AccumulationError: it is not. Whether such counts add up would need samples of both run
+                together, but the first call's are no longer available.
         """
         for term in uneven(facts):
             raise AccumulationError(
-                f"{term.text} has other elements a sample in one call of update than in another, "
-                "as of sequences padded to other lengths: pass weight=, or use micro_batch="
+                f"{term.text} has other elements per sample in one call of update than in another, "
+                "as with sequences padded to other lengths: pass weight=, or use micro_batch="
             )
 
     def _compare(
         self, lossfun: Any, given: Arguments, facts: PartFacts, state: StepState, loss_scale: Any
     ) -> None:
-        """Compare samples of this call, and in the end of the first group those of all calls."""
+        """Compare samples of this call, and at the end of the first group samples of all calls."""
 
         def compare_if_due(samples: ArgumentsBatch, *, again: bool = False) -> None:
             whole = [range(samples.size)]
@@ -110,14 +111,14 @@ class Group:
         has_weight = self._gradient.weight not in (None, 1)
         if not has_weight and (self._are_compared or not self._comparison.is_on):
             return
-        before = self._together  # None where it is of a group that was resumed, too
+        before = self._together  # None if it is of a resumed group, too
         self._together = given if not self.count else before and joined(before, given)
         if self._together is None or facts.samples is None:
             self._are_compared = True
             if (facts.samples or 1) < 2:
                 self._comparison.turn_off(
-                    "update is given one sample a call, and samples of two calls cannot be put "
-                    "together"
+                    "update is given one sample a call, and samples of two calls cannot be "
+                    "joined"
                 )
         elif is_last:
             samples = ArgumentsBatch(*self._together)
@@ -134,8 +135,8 @@ class Group:
         """Move the group's gradient to the parameters, and start a new group.
 
         Raises:
-            AccumulationError: the loss divides by several counts that go apart; or nothing was
-                counted in some calls, which have a loss.
+            AccumulationError: the loss divides by several counts with different ratios; or calls
+                with a count of 0 have a loss.
         """
         try:
             factor = self._factor()
@@ -147,7 +148,7 @@ class Group:
         multiply(self._model, factor)
 
     def _factor(self) -> float:
-        """Return the factor that makes the sum of the calls' gradients that of all their samples.
+        """Return the factor from the sum of the calls' gradients to the gradient of all samples.
 
         Raises:
             AccumulationError: see `restore_gradient`.
@@ -155,12 +156,12 @@ class Group:
         self._shares.check()
         if (factor := self._shares.factor()) is None:
             raise AccumulationError(
-                "the loss divides its terms by counts that go apart from part to part, so their "
+                "the loss divides its terms by counts whose ratio differs between parts, so their "
                 "totals are needed before the first: use micro_batch= instead of steps="
             )
         return factor
 
-    # -- by hand -----------------------------------------------------------------------------------
+    # -- backward called by the program ------------------------------------------------------------
 
     def _forget_backward(self) -> None:
         self._places = TermPlaces(holds=False)
@@ -168,7 +169,7 @@ class Group:
         self._refusal: AccumulationError | None = None
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Refuse functions that mix samples, and note where scalars are made."""
+        """Refuse functions that mix samples, and note where scalars are computed."""
         self._mixing.refuse(func, inputs)
         outputs = proceed(func, inputs)
         if chainer.config.enable_backprop:
@@ -192,26 +193,26 @@ class Group:
         """Move the gradients of the program's own backward into the group's sum, as one call's.
 
         Raises:
-            AccumulationError: the count that the loss was divided by is not known; the group and
-                the parameters' gradients are dropped.
+            AccumulationError: the loss's divisor is not known; the group and the parameters'
+                gradients are dropped.
         """
         try:
             share = self._share_by_hand()
             self._comparison.turn_off(
-                "backward is called by hand, where umem cannot run the loss function on other "
+                "backward is called by hand, and umem cannot run the loss function on other "
                 "samples (give it to optimizer.update instead)"
             )
         except BaseException:
             self.drop()
             self._model.cleargrads()
             raise
-        if not share:  # 0 times a gradient that is not finite is no 0
+        if not share:  # 0 times a gradient that is not finite is not 0
             self._model.cleargrads()
         self.kept.add(share)
         self._called()
 
     def _share_by_hand(self) -> float:
-        """Return the share of a call whose backward is by hand.
+        """Return the share of a call whose backward the program ran itself.
 
         Raises:
             AccumulationError: it is not known, or its terms have different ones.
@@ -220,7 +221,7 @@ class Group:
             raise self._refusal
         if not self._read:
             raise AccumulationError(
-                "no loss of this optimizer's model went backward since the last call of update"
+                "no backward of this optimizer's model has run since the last call of update"
             )
         terms = tuple(term for part in self._read for term in part.terms)
         facts = self._read[0]._replace(terms=terms)
@@ -232,30 +233,30 @@ class Group:
         shares = self._shares.of(terms, self._steps)
         if any(not isclose(share, shares[0], rel_tol=1e-9) for share in shares):
             raise AccumulationError(
-                "the loss has terms that were divided by counts that go apart from part to part: "
+                "the loss has terms that were divided by counts whose ratio differs between parts: "
                 "give the loss function to optimizer.update and use micro_batch=, or pass "
                 f"{line_to_type(None)}"
             )
         return shares[0]
 
     def _check_by_hand(self, matched: list[Term]) -> None:
-        """Refuse what would be taken for known only because nothing can be compared.
+        """Refuse terms that seem known only because nothing can be compared.
 
         Raises:
-            AccumulationError: the loss is divided by the number of calls, as PyTorch's loops do it;
-                or it has terms of single rows, which may be samples or time steps.
+            AccumulationError: the loss is divided by the number of calls, as in PyTorch's loops; or
+                it has terms of single rows, which may be samples or time steps.
         """
         habits = {1 / self._steps, 1 / len(self._read)} - {1.0}
         if matched and all(habits.intersection(term.numbers) for term in matched):
             raise AccumulationError(
                 f"{matched[0].text} is multiplied by {matched[0].numbers[0]:.6g}, as in PyTorch's "
-                "loops with loss / steps: umem divides by itself, so call backward on the loss "
-                f"without that, or pass {line_to_type(None)}"
+                "loops with loss / steps: umem divides by itself, so call backward on the "
+                f"undivided loss, or pass {line_to_type(None)}"
             )
         rows = [term for term in matched if not term.shape or term.shape[0] == 1]
         if len({(term.kind, term.numbers, term.shape) for term in rows}) < len(rows):
             raise AccumulationError(
-                f"{rows[0].text} is of a single row, and another term is like it: umem cannot tell "
+                f"{rows[0].text} has a single row, and so has another term: umem cannot tell "
                 f"whether these are samples. Pass {line_to_type(None)}, or give the loss function "
                 "to optimizer.update"
             )

@@ -48,7 +48,7 @@ class WholeGradient(Subscriber):
         self._places: TermPlaces | None = None
         self._of_outside: list[Any] = []
         """Nodes that the loss function was given or has kept: alive until the step is over, so
-        that what a link has kept is put back with its graph."""
+        that the state of links is restored with its graph."""
         self._pass_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """For each node of a tape: the number of the forward pass that made it."""
         self._pass = 0
@@ -61,14 +61,15 @@ class WholeGradient(Subscriber):
     def gradient_in_parts(
         self, lossfun: Any, batch: Batch, sizes: Sequence[int], loss_scale: Any
     ) -> list[PartFacts]:
-        """Clear the parameters' gradients, and leave the batch's there.
+        """Clear the parameters' gradients, and replace them by the batch's.
 
-        Returns the facts of each part's loss; none of a batch in one part, which is not read. The
+        Returns the facts of each part's loss; none for a batch in one part, which is not read. The
         loss function may run on each part again, with its state restored.
 
         Raises:
-            AccumulationError: the gradient cannot be computed in parts; the message says why.
-            whatever the loss function raises. Gradients then are those of some parts.
+            AccumulationError: the gradient cannot be computed in parts; the message gives the
+                reason.
+            The loss function's errors. Gradients are then those of some parts.
         """
         parts, totals = slices(sizes), None
         state, made = StepState(self._model, holds_graphs=False), len(self.made)
@@ -79,7 +80,7 @@ class WholeGradient(Subscriber):
                     counted.of(found.terms, 1.0)
                 totals = counted.totals
             shares, facts = self._run(lossfun, batch, parts, loss_scale, totals)
-            if shares.factor() is None:  # counts go apart, and their totals are known now
+            if shares.factor() is None:  # the counts' ratios differ, and their totals are known now
                 self._counts_first = True
                 self._again(state, made)
                 shares, facts = self._run(lossfun, batch, parts, loss_scale, shares.totals)
@@ -90,10 +91,10 @@ class WholeGradient(Subscriber):
         return facts
 
     def check_weight(self, batch: Batch, shares: LossShares) -> None:
-        """Check that what ``weight=`` gives for the parts adds up to what it gives for the whole.
+        """Check that the weights of the parts add up to the weight of the whole.
 
         Raises:
-            AccumulationError: it does not, as ``max(1, count)`` does not where a part has none.
+            AccumulationError: they do not, as ``max(1, count)`` does not if a part has none.
         """
         weights = self.weight if isinstance(self.weight, Mapping) else {"": self.weight}
         for name, weight in weights.items():
@@ -105,14 +106,14 @@ class WholeGradient(Subscriber):
                 raise AccumulationError(
                     f"weight= gives {whole:.6g} for the batch, and {total:.6g} for its parts "
                     "together: let it give a count that adds up, such as the samples that count, "
-                    "and 0 where there are none"
+                    "and 0 if there are none"
                 )
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[StepState]:
-        """Yield the state at the beginning of a step; an error in the block puts it back.
+        """Yield the state at the beginning of a step; an error in the block restores it.
 
-        Gradients are cleared then, and parameters that got their arrays have none again.
+        Gradients are then cleared, and parameters that got their arrays lose them again.
         """
         state = StepState(self._model, holds_graphs=False)
         self.made.clear()
@@ -146,7 +147,7 @@ class WholeGradient(Subscriber):
     def compared(self) -> Iterator[None]:
         """Mark the block as a comparison of few samples: dropout passes its input through.
 
-        Their counts say nothing of other batches.
+        Their counts do not apply to other batches.
         """
         before, self._is_comparing, self.has_drawn = self._counts_first, True, False
         try:
@@ -174,15 +175,15 @@ class WholeGradient(Subscriber):
     ) -> tuple[LossShares, list[PartFacts]]:
         """Clear gradients, run all parts forward and backward, and report their combined values.
 
-        Nothing is reported if the parts have no common factor yet, and so are to be run again.
+        Nothing is reported if the parts have no common factor yet, and must run again.
 
         Returns:
-            the shares of the loss, and the facts of each part.
+            The shares of the loss, and the facts of each part.
         """
         shares, reports = LossShares(totals), PartReports()
         facts: list[PartFacts] = []
-        # In a comparison all totals are guessed too large, so that a backward that is not linear
-        # in its gradient, such as one that takes the sign, shows.
+        # In a comparison all totals are guessed too large, to reveal a backward that is not linear
+        # in its gradient, such as one that takes the sign.
         guess = 2 if self._is_comparing and len(parts) > 1 else 1
         self._model.cleargrads()
         for part in parts:
@@ -217,9 +218,9 @@ class WholeGradient(Subscriber):
         """Add the gradient of some samples to the parameters' gradients.
 
         Args:
-            shares: from which their share is computed; None: they are the whole batch.
-            scale: how many such parts the whole is thought to be.
-            first: of the first part of the whole, if this is another.
+            shares: computes their share; None: they are the whole batch.
+            scale: the assumed number of such parts in the whole.
+            first: the facts of the first part of the whole, if this is another.
             before_backward: called between forward and backward.
             is_cut: the batch has samples.
         """
@@ -254,7 +255,7 @@ class WholeGradient(Subscriber):
 
     @contextmanager
     def _forward(self) -> Iterator[TermPlaces]:
-        """Record where scalars are made in the block."""
+        """Record where scalars are computed in the block."""
         before, self._places = self._places, TermPlaces()
         self._pass += 1
         try:
@@ -265,10 +266,10 @@ class WholeGradient(Subscriber):
     def forward_facts(
         self, lossfun: Any, batch: Batch, parts: Sequence[slice]
     ) -> Iterator[PartFacts]:
-        """Yield what parts of a batch show in a forward pass.
+        """Yield the facts of a batch's parts from a forward pass.
 
-        Generators, links and parameters that were initialised are restored in the end. Where the
-        loss function raises, nothing is.
+        At the end generators, links and initialised parameters are restored; not if the loss
+        function raises.
         """
         state, made = StepState(self._model), len(self.made)
         for part in parts:
@@ -278,7 +279,7 @@ class WholeGradient(Subscriber):
                 yield read(entries, given, part.stop - part.start, places, lossfun)
         self._again(state, made)
 
-    # -- what Chainer tells ----------------------------------------------------------------------
+    # -- Chainer's events ------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
         """Refuse a function that mixes samples, and have dropout pass its input in comparisons."""
@@ -298,23 +299,23 @@ class WholeGradient(Subscriber):
         return outputs
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
-        """Refuse a loss function that calls backward itself: parts' gradients are there already.
+        """Refuse a loss function that calls backward itself, since other parts' gradients exist.
 
         Raises:
-            AccumulationError: it does.
+            AccumulationError: it calls backward.
         """
         if self._places is not None and threading.get_ident() == self._thread:
             raise AccumulationError(
-                "the loss function calls backward, whose gradients would be added to those of "
+                "the loss function calls backward, which would add its gradients to those of "
                 "other parts: use chainer.grad in it"
             )
         proceed(*args, **kwargs)
 
     def _check_inputs(self, func: Any, inputs: Any) -> None:
-        """Refuse what an earlier part has made, such as the state of an LSTM.
+        """Refuse inputs that an earlier part has computed, such as the state of an LSTM.
 
         Raises:
-            AccumulationError: see above; names the function.
+            AccumulationError: there is one; names the function.
         """
         for x in inputs:
             node = getattr(x, "node", None)
@@ -324,8 +325,8 @@ class WholeGradient(Subscriber):
                 self._of_outside.append(node)
             elif self._pass_of[node] != self._pass:
                 raise AccumulationError(
-                    f"'{func.label}' is given what the loss function computed of an earlier part, "
-                    "such as the state of an LSTM: reset it at the beginning of the loss function"
+                    f"'{func.label}' gets a result of the loss function for an earlier part, such "
+                    "as the state of an LSTM: reset it at the beginning of the loss function"
                 )
 
     def set_array(self, proceed: Proceed, y: Any, *args: Any, **kwargs: Any) -> None:
@@ -339,7 +340,7 @@ class WholeGradient(Subscriber):
 def _go_backward(seeds: Sequence[tuple[Any, float]], device: Any, loss_scale: Any) -> None:
     """Run backward from several scalars' nodes, each with its own initial gradient.
 
-    It is what ``Variable.backward`` does with one of them.
+    With one of them it does the same as ``Variable.backward``.
     """
     outputs = []
     with chainer.using_device(device):
@@ -348,7 +349,7 @@ def _go_backward(seeds: Sequence[tuple[Any, float]], device: Any, loss_scale: An
             gradient = device.xp.full(node.shape, value, node.dtype)
             outputs.append((node, chainer.Variable(gradient)))
     with chainer.using_config("enable_backprop", False):
-        # What Variable.backward calls; it takes several scalars, which that does not.
+        # Variable.backward calls this, but does not take several scalars.
         _backprop._backprop_to_all(outputs, False, loss_scale)
 
 
@@ -369,7 +370,7 @@ class AddedPart(NamedTuple):
     """A part whose gradient was added.
 
     Attributes:
-        losses: the array of each loss, and its share of the whole, where it has one.
+        losses: the array of each loss, and its share of the whole, if it has one.
         facts: the terms of the loss; None if it was not read.
     """
 

@@ -19,7 +19,7 @@ _INSIDE = tuple(str(Path(str(m.__file__)).parent) + os.sep for m in (chainer, sy
 
 
 class RegionCall(NamedTuple):
-    """One function call of a region: what the second run is compared by, and its source line."""
+    """One function call of a region: the facts that the second run must match, and its line."""
 
     label: str
     shapes: tuple[tuple[int, ...], ...]
@@ -36,8 +36,8 @@ def call_of(func: Any, in_data: Sequence[Any]) -> RegionCall:
 def outside(outputs: Sequence[Any], functions: Any) -> Iterator[tuple[Any, Any]]:
     """Yield pairs of a variable node made outside a region, and a function inside that reads it.
 
-    A node that several functions read comes once for each; nodes that require no gradient are left
-    out.
+    A node that several functions read appears once for each; nodes that require no gradient are
+    omitted.
 
     Args:
         outputs: variables that the region made; only functions behind them are followed.
@@ -66,7 +66,7 @@ def check_call(index: int, before: Sequence[RegionCall], call: RegionCall) -> No
     """
     if index >= len(before):
         raise RecomputeCountError(
-            f"the second run has a function more than the first: {call.label!r} ({call.line})"
+            f"the second run has one function more than the first: {call.label!r} ({call.line})"
         )
     first = before[index]
     if call.label != first.label:
@@ -104,7 +104,7 @@ def _line() -> str:
 def seal(functions: Iterable[Any]) -> None:
     """Detach a region's variables from their graph; backward through them raises `StateError`.
 
-    Cost: nothing where no Variable is left over. The values stay readable.
+    Cost: nothing if no Variable is left over. The values stay readable.
     """
     for function in list(functions):
         for output in function.outputs or ():
@@ -119,13 +119,13 @@ class _DeadEnd(function_node.FunctionNode):
 
     def __init__(self, node: Any) -> None:
         beginning = variable.Variable(np.empty(0, np.float32)).node
-        # Both Variable.backward and chainer.grad ask each node for this before they go on.
+        # Both Variable.backward and chainer.grad ask each node for this before they continue.
         beginning._check_old_style_gradient = _refuse
         self.inputs, self.outputs = (beginning,), (weakref.ref(node),)
         self.rank = max(node.rank - 1, 0)
 
     def backward(self, indexes: Any, grad_outputs: Any) -> Any:
-        """Raise StateError; not reached where Chainer asks the nodes first."""
+        """Raise StateError; not reached if Chainer asks the nodes first."""
         _refuse()
 
 

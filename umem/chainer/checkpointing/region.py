@@ -1,4 +1,4 @@
-"""A call that is made twice: its arguments, its results, and which of them are differentiated."""
+"""A call that runs twice: its arguments, its results, and which of them are differentiated."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Output(NamedTuple):
 
 
 class Region:
-    """A checkpointed call, and what is needed to run it again.
+    """A checkpointed call, with everything that its second run needs.
 
     ``inputs`` are the Variables among its arguments, each once, until the first run is over; then
-    their arrays are the node's to keep. Parameters are not among them: they are captured.
+    the node keeps their arrays. Parameters are not among them: they are captured.
     """
 
     def __init__(self, func: Callable[..., Any], xs: Any, kwargs: Any) -> None:
@@ -47,8 +47,8 @@ class Region:
         self._sums: tuple[int, ...] | None = None
 
     def run_first(self, first: FirstRun) -> tuple[Result, list[Any], list[Any]]:
-        """Run the region; returns how to rebuild the result, the outputs with a graph, and
-        captures.
+        """Run the region; returns a function that rebuilds the result, the outputs with a graph,
+        and captures.
         """
         self._first = first
         given = dict(zip(map(id, stand_ins := self._stand_ins()), self.inputs, strict=True))
@@ -109,7 +109,7 @@ class Region:
     def _check_values(self, outputs: Sequence[Any]) -> None:
         if self._sums is not None and self._sums != _sums(outputs):
             raise RecomputeError(
-                "the second run of a checkpointed region made other values than the first: an "
+                "the second run of a checkpointed region computed other values than the first: an "
                 "array that it reads was changed in between, or it keeps state"
             )
 
@@ -117,7 +117,7 @@ class Region:
 def detached(x: Any) -> Any:
     """Make a Variable of the same array and rank without a creator."""
     alone = variable.Variable(x.array, name=x.name, requires_grad=x.requires_grad)
-    # The rank, by which backward orders functions, has no public setter.
+    # Backward orders functions by rank, which has no public setter.
     alone.node._rank = x.node.rank
     return alone
 
@@ -128,7 +128,7 @@ def _captured(leaves: Sequence[Any], inputs: Sequence[Any], first: FirstRun) -> 
     found: dict[int, Any] = {}
     variables = [leaf for leaf in leaves if _is_variable(leaf)]
     for node, _ in outside(variables, first.functions):
-        held = node.get_variable_or_none()  # None: a constant that the region made for itself
+        held = node.get_variable_or_none()  # None: the region's own constant
         if held is not None and id(node) not in known:
             found.setdefault(id(node), held)
     return list(found.values())
@@ -185,8 +185,8 @@ Shape = Any
 def flatten(value: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Shape]:
     """Return the leaves of nested containers from left to right, and their nesting.
 
-    Lists, tuples, named tuples and dicts of every kind are taken apart where they hold something
-    that is wanted; all else is a leaf, and stays the object that it is.
+    Lists, tuples, named tuples and dicts of every kind are taken apart if they hold something
+    wanted; any other object is a leaf, and stays the same object.
     """
     leaves: list[Any] = []
     return leaves, _take_apart(value, leaves, wanted)

@@ -1,4 +1,4 @@
-"""State outside a region that its two runs must find alike: random numbers, links' own vectors."""
+"""State outside a region that its two runs must share: random numbers, links' own vectors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from umem.chainer.step_state import cupy_generator, numpy_generator_restored
 class RandomState:
     """The state of NumPy's and CuPy's global generators at the start of a region.
 
-    NumPy's is set back for the second run. CuPy's cannot be copied, so the region draws from a new
-    one each time, with a seed that the current one gave; the host waits for that seed.
+    NumPy's is restored for the second run. CuPy's cannot be copied, so the region draws from a new
+    one each time, with a seed from the current one; the host waits for that seed.
 
-    Does not model: ``random`` of the standard library, generators of the user's own. Other threads
-    that draw from NumPy's generator meanwhile are not held off; `differs` finds them.
+    Does not model: ``random`` of the standard library, the user's own generators. Other threads may
+    draw from NumPy's generator meanwhile; `differs` detects that.
     """
 
     def __init__(self, leaves: Iterable[Any] = ()) -> None:
@@ -43,7 +43,7 @@ class RandomState:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Run the second run in the block; the generators are restored behind it."""
+        """Run the second run in the block; afterwards the generators are restored."""
         if self._start is None:
             with self._own_cupy():
                 yield
@@ -55,7 +55,7 @@ class RandomState:
     def mark(self, index: int) -> None:
         """Save the generator's state before function ``index`` of the first run.
 
-        This is the case if parameters were initialised: only the first run draws their values.
+        Called if parameters were initialised: only the first run draws their values.
         """
         self._jumps[index] = np.random.get_state(legacy=False)
         self._reseed(index)
@@ -125,7 +125,7 @@ class FirstCalls(link_hook.LinkHook):
     def forward_preprocess(self, args: Any) -> None:
         """Record the link's uninitialised parameters."""
         self._waiting += [p for p in chainer.Link.params(args.link) if p.array is None]
-        if chainer.config.in_recomputing:  # they are there already, and do not stay
+        if chainer.config.in_recomputing:  # they exist already, and are not kept
             self._remember(args.link)
 
     def forward_postprocess(self, args: Any) -> None:
@@ -150,7 +150,7 @@ class SecondCalls(link_hook.LinkHook):
     """Link hook of the second run: applies the first run's spectral vectors, and restores the
     present ones.
 
-    Chainer keeps those of the last call only, and a link may be called several times.
+    Chainer keeps only the last call's, and a link may be called several times.
     """
 
     def __init__(self, name: str, vectors: list[Vectors]) -> None:
@@ -183,7 +183,7 @@ class SecondCalls(link_hook.LinkHook):
 
 
 def _spectral(link: Any) -> list[Any]:
-    # Asked first: the public local_link_hooks would make a dictionary on every link.
+    # Asked first, because the public local_link_hooks would make a dictionary on every link.
     if not link._n_local_link_hooks:
         return []
     hooks = link.local_link_hooks.values()

@@ -1,4 +1,4 @@
-"""The two runs of a region: what the first leaves behind, and that the second is the same."""
+"""The two runs of a region: the state that the first leaves, and the check that both are equal."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class SecondRun(_Hook):
         if checks and self._done < len(first.calls):
             missing = first.calls[self._done]
             raise RecomputeCountError(
-                f"the second run made {self._done} functions and the first {len(first.calls)}: "
+                f"the second run called {self._done} functions and the first {len(first.calls)}: "
                 f"{missing.label!r} is missing ({missing.line}). A checkpointed region must do "
                 "the same every time"
             )
@@ -126,8 +126,8 @@ class SecondRun(_Hook):
             )
 
     def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        """Check the function, and give it copies of running statistics, which must be updated once
-        only.
+        """Check the function, and give it copies of running statistics, which must be updated only
+        once.
         """
         first = self._first
         call = call_of(function, in_data) if first.checks else None
@@ -157,7 +157,7 @@ class SecondRun(_Hook):
         for y, (shape, dtype) in zip(outputs, kinds, strict=True):
             if y.creator_node not in self.functions:
                 raise RecomputeCountError(
-                    "a result of a checkpointed region was computed in the first run, and is "
+                    "a result of a checkpointed region was computed in the first run, but is "
                     f"passed on in the second: {y.label}"
                 )
             call = self.functions[y.creator_node]
@@ -184,14 +184,14 @@ class SecondRun(_Hook):
                 call = self.functions[func]
                 raise RecomputeError(
                     f"{call.label!r} reads a Variable in the second run that the region did not "
-                    f"read in the first ({call.line}). State that changes from call to call has "
-                    "to be passed as an argument"
+                    f"read in the first ({call.line}). Pass state that changes from call to call "
+                    "as an argument"
                 )
         for x in left.values():
             if _lasts(x.node):
                 raise RecomputeError(
                     f"the second run of a checkpointed region does not read {_name(x)}, which "
-                    "the first run read. State that changes from call to call has to be passed "
+                    "the first run read. Pass state that changes from call to call "
                     "as an argument"
                 )
 
@@ -206,16 +206,16 @@ _local = _ThisThread()
 
 
 def _real(function: Any) -> Any:
-    """Return the object with a function's attributes, which for old-style ones is behind an
+    """Return the object with a function's attributes; for old-style functions, behind an
     adapter.
     """
     return getattr(function, "_function", None) or function
 
 
 def _lasts(node: Any) -> bool:
-    """Tell whether a node from outside a region was there before it, as far as can be told.
+    """Tell whether a node from outside a region existed before it, as far as that is visible.
 
-    A leaf may as well be a constant that each run makes for itself.
+    A leaf may also be a constant that each run makes for itself.
     """
     return node.rank > 0 or isinstance(node.get_variable_or_none(), chainer.Parameter)
 
