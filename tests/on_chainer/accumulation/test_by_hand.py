@@ -71,7 +71,9 @@ def test_a_penalty_counts_once() -> None:
 
 
 def test_terms_with_shares_that_go_apart_are_refused() -> None:
-    with pytest.raises(AccumulationError, match="counts whose ratio differs between parts: give the"):
+    with pytest.raises(
+        AccumulationError, match="counts whose ratio differs between parts: give the"
+    ):
         train(KNOWN["two means"])
 
 

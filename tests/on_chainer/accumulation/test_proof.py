@@ -242,7 +242,10 @@ def raising(net: Any, y: Any, t: Any) -> Any:
 NOT_COMPARED: dict[str, tuple[Any, str]] = {
     "rrelu": (lambda net, y, t: F.mean(F.rrelu(y)), "a function other than dropout draws"),
     "numpy": (lambda net, y, t: F.mean(y * np.random.rand(*y.shape)), "a function other than drop"),
-    "python": (lambda net, y, t: F.mean(y) + random.random(), "a function other than dropout draws"),
+    "python": (
+        lambda net, y, t: F.mean(y) + random.random(),
+        "a function other than dropout draws",
+    ),
     "raising": (raising, r"raised ValueError for 3 samples \(too few\)"),
 }
 

@@ -449,7 +449,11 @@ REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], type[UmemError], str]]
     "memory": (lambda s: {"teacher_memory": "host"}, UnsupportedError, "host"),
     "managed": (lambda s: {"teacher_memory": "managed"}, DeviceNotFoundError, "virtual_gpu"),
     "no values": (lambda s: {"teacher": lazy()}, StateError, "/W has no values"),
-    "temperature above": (lambda s: {"temperature": 1e4}, SizeError, "to 1000: float32 has no digits beyond"),
+    "temperature above": (
+        lambda s: {"temperature": 1e4},
+        SizeError,
+        "to 1000: float32 has no digits beyond",
+    ),
     "temperature below": (lambda s: {"temperature": 1e-4}, SizeError, "0.001 to"),
     "no link": (lambda s: {"teacher": print}, StateError, "chainer.Link; got builtin_function"),
     "no network": (lambda s: {"teacher": None}, StateError, "chainer.Link; got NoneType"),

@@ -375,7 +375,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...], str]] = {
         ("/embed/W", "/none/W"),
         "no parameter is at '/none/W'.*/embed/W, /in",
     ),
-    "tied already": (words, ("/inner/b", "/score/W"), "different parameters|shape|tied with another"),
+    "tied already": (
+        words,
+        ("/inner/b", "/score/W"),
+        "different parameters|shape|tied with another",
+    ),
     "tied to what is tied": (words, ("/score/W", "/embed/W"), "/score/W is tied with another"),
     "other shapes": (words, ("/embed/W", "/inner/W"), r"has the shape \(130, 40\), and /inner/W"),
     "other types": (of_two_types, ("/a/W", "/b/W"), "has the dtype float32, and /b/W has float64"),

@@ -152,7 +152,7 @@ class TestPinnedMemory(OnGpu):
             raise cupy.cuda.runtime.CUDARuntimeError(2)
 
         monkeypatch.setattr(cupy.cuda, "PinnedMemory", refuse)
-        with pytest.warns(OffloadWarning, match=r"gives no 1\.0 MiB more .*stays on the GPU"):
+        with pytest.warns(OffloadWarning, match=r"gives no 1\.0 MiB more .*stay on the GPU"):
             assert tier.send(cupy.zeros(MIB, "i1")) is None
         count = len(asked)
         assert asked[0] == pinned.FIRST_BYTES and asked[-1] == MIB

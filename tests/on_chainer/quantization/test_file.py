@@ -270,7 +270,7 @@ def test_damaged_files_are_refused(path: Path) -> None:
 
     scales = arrays["conv/weight/scales"]
     damaged("/conv: a scale is no positive", conv__weight__scales=np.full_like(scales, np.nan))
-    damaged("a scale is no positive number", conv__weight__scales=0 * scales)
+    damaged("a scale is not a positive number", conv__weight__scales=0 * scales)
     codes = np.full_like(arrays["conv/weight/codes"], -128)
     damaged("a code is below -127", conv__weight__codes=codes)
     damaged("its input has the scale", middle__step=np.array([np.inf, 0], "f"))

@@ -537,7 +537,7 @@ def test_bad_calibration_is_refused_by_what_is_wrong_with_it() -> None:
     refused("has no batch", model, [])
     batches = (each for each in [x])
     quantize(model, batches)
-    refused("gone through before", model, batches)
+    refused("was read before", model, batches)
     refused("batch 0 of the calibration is empty", model, x[:0])
     refused(
         "batch 1 of the calibration, float32 of shape .5, 3., does not go", model, [x, x[:, 1:]]

@@ -276,7 +276,7 @@ def test_a_forked_process_that_goes_backward_in_the_block_is_told(folder: Path) 
     training = Training()
 
     def is_told() -> bool:
-        with pytest.raises(StateError, match="before this process was forked, and is its parent"):
+        with pytest.raises(StateError, match="before this process was forked, and are its parent"):
             training.gradients(loss)
         return training.is_exact()
 

@@ -270,7 +270,7 @@ def test_by_option_training_goes_on_with_a_warning(
 ) -> None:
     whole = train(tmp_path / "whole", 12)
     monkeypatch.setattr("umem.chainer.resume.saver.FileOperations", disk)
-    with pytest.warns(SnapshotWarning, match="training goes on") as told:
+    with pytest.warns(SnapshotWarning, match="training continues") as told:
         assert train(tmp_path / "warned", 12, on_error="warn") == whole
     assert len([one for one in told if one.category is SnapshotWarning]) == 2
 

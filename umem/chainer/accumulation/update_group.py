@@ -117,8 +117,7 @@ class Group:
             self._are_compared = True
             if (facts.samples or 1) < 2:
                 self._comparison.turn_off(
-                    "update is given one sample a call, and samples of two calls cannot be "
-                    "joined"
+                    "update is given one sample a call, and samples of two calls cannot be joined"
                 )
         elif is_last:
             samples = ArgumentsBatch(*self._together)

@@ -16,11 +16,11 @@ _HOLD_PARAMETERS = {
 
 
 def refuse_exchange(model: Any, what: str) -> None:
-    """Raise StateError if something active holds parameters of layers that are to be exchanged.
+    """Raise StateError if an active feature holds parameters of layers that would be replaced.
 
     Raises:
-        StateError: half precision or states in shards are on, or a group of calls is not
-            complete; nothing has changed.
+        StateError: half precision or states in shards are on, or a group of calls is incomplete;
+            nothing has changed.
     """
     refuse_inside_of_group(model, what)
     for name, holder in _HOLD_PARAMETERS.items():
@@ -29,10 +29,10 @@ def refuse_exchange(model: Any, what: str) -> None:
 
 
 def refuse_tie(model: Any, what: str) -> None:
-    """Raise StateError if something active holds parameters that are to be tied or untied.
+    """Raise StateError if an active feature holds parameters that would be tied or untied.
 
     Raises:
-        StateError: a state is in shards, or a group of calls is not complete; nothing has changed.
+        StateError: a state is in shards, or a group of calls is incomplete; nothing has changed.
     """
     refuse_inside_of_group(model, what)
     for optimizer in _optimizers("Sharding", model):

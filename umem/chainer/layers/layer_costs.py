@@ -20,10 +20,10 @@ class ForwardCosts:
     """Operations and bytes of one traced forward pass.
 
     Attributes:
-        operations: all that it takes; a multiply and an add count as two.
+        operations: the operations of the whole pass; a multiply and an add count as two.
         of_layer: operations of each layer, by path.
         calls: how often a layer was called, by path.
-        outputs: shapes and types of what came out.
+        outputs: shapes and types of the results.
     """
 
     operations: int
@@ -36,10 +36,10 @@ def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> 
     """Trace one call of a model in inference mode, and restore its links and random generators.
 
     Args:
-        layers: links by path, whose operations are told apart.
+        layers: links by path, whose operations are counted separately.
         inputs: the arguments of the model.
 
-    Raises what the model does.
+    Raises the model's errors.
     """
     hook = _LayerCalls({id(link): path for path, link in layers.items()})
     state = StepState(model)
@@ -91,10 +91,7 @@ class _LayerCalls(chainer.LinkHook):
 
 
 def samples_of(inputs: Sequence[Any]) -> int:
-    """Return the batch size of inputs: the length of the first array or list; 1 without either.
-
-    1 where there is neither.
-    """
+    """Return the batch size of inputs: the length of the first array or list; 1 without either."""
     lists = [x for x in inputs if getattr(x, "shape", ()) or isinstance(x, (list, tuple))]
     return max(len(lists[0]), 1) if lists else 1
 
@@ -107,10 +104,10 @@ class LayerRow:
     """One layer before and after the exchange.
 
     Attributes:
-        path: in the model.
+        path: its path in the model.
         before, after: descriptions of the old and the new layer.
         bytes_before, bytes_after: of its parameters; None for a tie, whose layers have other rows.
-        operations_before, operations_after: a sample's, forward, as a trace has them: a multiply
+        operations_before, operations_after: forward operations per sample, from a trace; a multiply
             and an add are two. None without an example.
     """
 

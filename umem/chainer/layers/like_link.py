@@ -1,4 +1,4 @@
-"""A link made in the likeness of a trained one: its type, its device, its bias."""
+"""A link that resembles a trained one: its type, its device, its bias."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def on_host(link: Any, name: str) -> np.ndarray[Any, Any]:
     parameter = getattr(link, name)
     if parameter.array is None:
         raise DataError(
-            f"{type(link).__name__} has no {name} yet: run it once on a batch, from whose shape it "
-            "takes its own, or give it its input size"
+            f"{type(link).__name__} has no {name} yet: run it once on a batch, which gives the "
+            "shape, or give it its input size"
         )
     array: np.ndarray[Any, Any] = chainer.get_device("@numpy").send(parameter.array)
     return array
@@ -32,8 +32,8 @@ def filled(make: Callable[[], Any], like: Any, weights: Mapping[str, Any]) -> An
 
     Args:
         make: makes it with weights of 0, so that no random numbers are drawn.
-        like: the trained link; where it has a bias, the new link's is a copy of it.
-        weights: arrays of any float type by the new link's names of parameters.
+        like: the trained link; if it has a bias, the new link gets a copy of it.
+        weights: arrays of any float type, by the new link's parameter names.
     """
     dtype = like.W.dtype
     with chainer.using_config("dtype", dtype):
@@ -49,9 +49,9 @@ def filled(make: Callable[[], Any], like: Any, weights: Mapping[str, Any]) -> An
 
 
 def refuse_array(initial: Any, instead: str) -> None:
-    """Raise a DataError if an initialiser is an array, as no factor has its shape."""
+    """Raise DataError if an initialiser is an array, because no factor has its shape."""
     if isinstance(initial, chainer.get_array_types()):
         raise DataError(
             f"initialW initialises two arrays, of other shapes than this one's {initial.shape}: "
-            f"give a number or an initialiser; {instead} takes trained weights"
+            f"give a number or an initialiser; for trained weights use {instead}"
         )

@@ -11,7 +11,7 @@ from umem.errors import LayerError
 
 
 def link_at(model: Any, path: str) -> Any:
-    """Return the link at a path as ``namedlinks`` says it; "/" is the model."""
+    """Return the link at a path as in ``namedlinks``; "/" is the model."""
     link = model
     for part in path.strip("/").split("/") if path.strip("/") else ():
         is_list = isinstance(link, chainer.ChainList)
@@ -81,10 +81,10 @@ def links_by_path(model: Any) -> dict[str, LinkPlace]:
     """Map paths to the links of a model, the model itself excluded.
 
     Raises:
-        LayerError: it is no link.
+        LayerError: the model is not a link.
     """
     if not isinstance(model, chainer.Link):
-        raise LayerError(f"a model is a chainer.Link; got {type(model).__name__}")
+        raise LayerError(f"a model must be a chainer.Link; got {type(model).__name__}")
     found = {}
     for path, link in model.namedlinks(skipself=True):
         parent = link_at(model, path.rpartition("/")[0] or "/")
@@ -95,7 +95,7 @@ def links_by_path(model: Any) -> dict[str, LinkPlace]:
 def holders(model: Any) -> dict[int, list[str]]:
     """Map ids of links and parameters to the places that hold them: children, attributes, lists.
 
-    A link that a Sequential has twice is there twice.
+    A link that a Sequential has twice is listed twice.
     """
     found: dict[int, list[str]] = {}
     for path, link in model.namedlinks():

@@ -173,9 +173,7 @@ def in_groups(link: Any, groups: int) -> Any:
     _refuse_groups(link)
     check_groups(groups)
     if outs % groups or ins % groups:
-        raise SizeError(
-            f"{groups} groups do not divide its {ins} input and {outs} output channels"
-        )
+        raise SizeError(f"{groups} groups do not divide its {ins} input and {outs} output channels")
     refuse_nan(weight, "the weight")
     blocks = weight.reshape(groups, outs // groups, groups, ins // groups, height, width)
     kept = np.concatenate([blocks[one, :, one] for one in range(groups)])

@@ -1,4 +1,4 @@
-"""Matrices cut to a low rank: which rank, and the two factors.
+"""Truncation of matrices to a low rank: the choice of the rank, and the two factors.
 
 Source: Eckart and Young, "The approximation of one matrix by another of lower rank" (Psychometrika
 1, 1936): no matrix of that rank is nearer, in the sum of squares, than the first singular values.
@@ -24,7 +24,7 @@ class RankWish:
     Args:
         rank: the rank itself.
         energy: at least this share, above 0 and at most 1, of the sum of squares of the weights.
-        limit: the most bytes of the parameters, the bias included; an int or "64KiB".
+        limit: the most bytes of the parameters, including the bias; an int or "64KiB".
 
     Raises:
         SizeError: none of them, several, or one that is out of range.
@@ -38,8 +38,8 @@ class RankWish:
         """Check that exactly one of ``rank``, ``energy`` and ``limit`` is given and valid.
 
         Raises:
-            SizeError: none or several are given, or the one that is given is no valid rank, share
-                or size.
+            SizeError: none or several are given, or the given one is not a valid rank, share or
+                size.
         """
         given = (self.rank, self.energy, self.limit)
         if sum(one is not None for one in given) != 1:
@@ -47,7 +47,7 @@ class RankWish:
         if self.rank is not None:
             _check_rank(self.rank)
         if self.energy is not None and not _is_share(self.energy):
-            raise SizeError(f"energy is a share above 0 and at most 1; got {self.energy!r}")
+            raise SizeError(f"energy must be a share above 0 and at most 1; got {self.energy!r}")
         if self.limit is not None:
             parse_bytes(self.limit, "limit")
 
@@ -65,7 +65,7 @@ class RankWish:
             fixed_bytes: bytes at any rank.
 
         Raises:
-            SizeError: a rank above the largest, or a limit below what a rank of 1 takes.
+            SizeError: a rank above the largest, or a limit below the bytes of rank 1.
         """
         if self.limit is not None:
             return self._within(len(singular), unit_bytes, fixed_bytes)
@@ -94,7 +94,7 @@ def check_factors(rank: Any, *sizes: int | None, name: str = "rank") -> None:
         name: its name in messages.
 
     Raises:
-        SizeError: it is no int of at least 1, or above a size.
+        SizeError: it is not an int of at least 1, or it is above a size.
     """
     _check_rank(rank, name)
     known = [size for size in sizes if size is not None]
@@ -107,13 +107,13 @@ def check_factors(rank: Any, *sizes: int | None, name: str = "rank") -> None:
 
 def _check_rank(rank: Any, name: str = "rank") -> None:
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
-        raise SizeError(f"a {name} is an int of at least 1; got {rank!r}")
+        raise SizeError(f"a {name} must be an int of at least 1; got {rank!r}")
 
 
 def _is_share(energy: Any) -> bool:
     try:
         return bool(0 < energy <= 1)
-    except (TypeError, ValueError):  # no number; or an array of several
+    except (TypeError, ValueError):  # not a number; or an array of several
         return False
 
 
@@ -140,15 +140,15 @@ def decomposed(matrices: Any, name: str) -> tuple[Array, Array, Array]:
 def refuse_nan(weights: Array, name: str) -> None:
     """Raise a DataError if weights have NaN or infinity."""
     if not np.isfinite(weights).all():
-        raise DataError(f"{name} has NaN or infinity: no smaller layer is nearest to that")
+        raise DataError(f"{name} has NaN or infinity, which no smaller layer approximates")
 
 
 def factors(left: Array, singular: Array, right: Array, rank: int) -> tuple[Array, Array]:
     """Compute two factors of a rank, with shapes (..., m, rank) and (..., rank, n).
 
-    Both factors contain the root of a singular value: so they have gradients of one size. Where it
-    is nothing, the left column is 0 and the right row is kept: were both 0, so would both gradients
-    be, always.
+    Both factors contain the root of a singular value, so that their gradients have one size. If a
+    singular value is 0, the left column is 0 and the right row is kept: with both 0, both gradients
+    would always be 0.
     """
     kept = singular[..., :rank]
     least = np.finfo(np.float64).eps * max(left.shape[-2], right.shape[-1])

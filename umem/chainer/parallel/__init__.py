@@ -9,13 +9,13 @@
     aggregation.py     multiplies by the adjacency, and exchanges rows, one remote part at a time
     part_functions.py  computes a rank's own parts, and exchanges nothing
     part_sums.py       sums over the parts of all ranks, in order
-    sharding.py        is `sharded`: it gives the optimizer shards in the place of parameters
-    shard_layout.py    lays parameters out as one vector, and splits it between ranks
+    sharding.py        is `sharded`: it gives the optimizer shards instead of parameters
+    shard_layout.py    concatenates parameters into one vector, and splits it between ranks
     shard_exchange.py  exchanges gradients and parameters
     shard_hooks.py     computes hooks' norms over all ranks
-    shard_saving.py    saves which stretch of an array a rank has, and reads what it needs
+    shard_saving.py    saves a rank's range of each array, and reads the ranges that it needs
     shard_refusals.py  refuses optimizers and parameters that cannot be in shards
 
-- Sums go over the parts in order, so that the bits are the same on any number of ranks.
+- Sums are over the parts in order, so that the bits are the same on any number of ranks.
 - Decisions that all ranks must make alike are in chainer/agreement.py.
 """

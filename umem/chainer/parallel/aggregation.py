@@ -20,14 +20,14 @@ _SEND, _RECEIVE = 0, 1
 class Halo:
     """A rank's blocks of the adjacency on a device, and the buffers of halo exchange.
 
-    Two buffers, one for what is sent and one for what arrives, are made at the first exchange and
-    grow to the largest message.
+    Two buffers, one to send and one to receive, are made at the first exchange and grow to the
+    largest message.
 
     Attributes:
         row_count: rows of the rank.
         entry_count: entries of the adjacency in them.
-        buffers: one for what is sent, one for what arrives; functions have this list, so that none
-            keeps a buffer that a longer one has replaced.
+        buffers: one to send, one to receive; functions share this list, so that none keeps a buffer
+            that a longer one has replaced.
     """
 
     def __init__(self, ranks: Ranks, runs: tuple[range, ...], blocks: RankBlocks) -> None:
@@ -78,9 +78,9 @@ class Halo:
     def _arriving(self, x: Any) -> Iterator[tuple[int, Any]]:
         """Yield the rows received from other ranks' parts; each is valid until the next.
 
-        In step k every rank sends its parts to the k-th rank before it, and gets those of the k-th
-        after it, in order; what it sends at a time is gone before the next is begun. So nobody
-        waits for a rank that waits for it, and each has one part's rows at a time.
+        In step k every rank sends its parts to the k-th rank before it, and receives the parts of
+        the k-th after it, in order; each send completes before the next begins. So no two ranks
+        wait for each other, and each has one part's rows at a time.
         """
         rank, size = self._ranks.rank, self._ranks.size
         for step in range(1, size):
@@ -126,7 +126,7 @@ def _wide(x: Any) -> Any:
 class PartAggregation(chainer.FunctionNode):
     """Function: this rank's rows of the adjacency times x, whose rows are spread over ranks.
 
-    The matrix equals its transpose, so the gradient is the same product, of the gradients.
+    The matrix equals its transpose, so the gradient is the same product, applied to the gradients.
 
     Attributes:
         entries: data and indices of the blocks of the matrix.
@@ -145,7 +145,7 @@ class PartAggregation(chainer.FunctionNode):
         self.entry_count = halo.entry_count
 
     def check_type_forward(self, in_types: Any) -> None:
-        # As Chainer's own functions, which name inputs in errors by it.
+        # As in Chainer's own functions, whose errors name inputs by it.
         type_check._argname(in_types, ("x",))
         (x,) = in_types
         type_check.expect(x.dtype.kind == "f", x.ndim == 2, x.shape[0] == self._halo.row_count)

@@ -1,7 +1,7 @@
-"""Functions part by part, as bits may depend on how many rows there are: products, loss.
+"""Functions part by part, because bits may depend on the number of rows: products, loss.
 
-They are a rank's own share of the work; nothing is exchanged. Where one gives an array for each
-part, `umem.chainer.parallel.part_sums` adds those of all ranks.
+They are a rank's own share of the work; nothing is exchanged. If a function returns an array for
+each part, `umem.chainer.parallel.part_sums` adds up the arrays of all ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PartLinear(chainer.FunctionNode):
 
     Args:
         rows: the rows of each part.
-        features: by part, the x of each, in place of a variable; they have no gradient, and stay
-            where they are, such as in a file.
+        features: the x of each part, instead of a variable; they have no gradient, and are not
+            moved, for example from a file.
     """
 
     def __init__(self, rows: Slices, features: Sequence[Any] | None = None) -> None:
@@ -57,17 +57,17 @@ class DifferentiatedOnce(chainer.FunctionNode):
     """Base of functions that compute a gradient, and have none."""
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        raise UnsupportedError("a graph in parts is differentiated once only")
+        raise UnsupportedError("a graph in parts can be differentiated only once")
 
 
 class PartLinearGrad(DifferentiatedOnce):
-    """Function: gradients of `PartLinear`, of x where needed and of W for each part."""
+    """Function: gradients of `PartLinear`, of x if needed and of W for each part."""
 
     def __init__(self, rows: Slices, features: Sequence[Any] | None, *, wants_x: bool) -> None:
         self._rows, self.features, self._wants_x = rows, features, wants_x
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Compute gradients of x (rows, in), where needed, and of W (parts, out, in)."""
+        """Compute gradients of x (rows, in), if needed, and of W (parts, out, in)."""
         *x, weights, gy = inputs
         xp = cuda.get_array_module(gy)
         parts = [x[0][rows] for rows in self._rows] if self.features is None else self.features
@@ -135,7 +135,7 @@ class PartCrossEntropy(chainer.FunctionNode):
         self._rows, self.labels = rows, labels
 
     def check_type_forward(self, in_types: Any) -> None:
-        # As Chainer's own functions, which name inputs in errors by it.
+        # As in Chainer's own functions, whose errors name inputs by it.
         type_check._argname(in_types, ("scores",))
         (scores,) = in_types
         type_check.expect(
@@ -193,7 +193,7 @@ class PartCrossEntropyGrad(DifferentiatedOnce):
 class PartDropout(chainer.FunctionNode):
     """Function: dropout whose mask is drawn again in backward instead of kept.
 
-    Its generator counts (Philox), so that a part's mask depends on the key and the part alone.
+    Its generator counts (Philox), so that a part's mask depends only on the key and the part.
 
     Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 

@@ -1,7 +1,7 @@
 """Sums over the parts of all ranks, in the order of parts, whatever the number of ranks.
 
-Floating-point sums depend on their order, and that of MPI's Allreduce depends on the number of
-ranks. Here rank r gets the sum of all parts before its own, adds its own one by one, and hands on.
+Floating-point sums depend on their order, and the order in MPI's Allreduce depends on the number of
+ranks. Here rank r receives the sum of all earlier parts, adds its own one by one, and passes it on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from umem.chainer.parallel.ranks import Ranks
 def over_parts(ranks: Ranks, stack: Any) -> Any:
     """Sum all ranks' parts in order, on every rank: (parts, ...) to (...). A collective call.
 
-    float16 is summed in float32. With CuPy the sum is made on the host.
+    float16 is summed in float32. With CuPy the sum is computed on the host.
     """
     xp = cuda.get_array_module(stack)
     values = stack if xp is np else stack.get()
@@ -36,7 +36,7 @@ def over_parts(ranks: Ranks, stack: Any) -> Any:
 
 
 class OverParts(chainer.FunctionNode):
-    """Function of `over_parts`; every rank must go on from its result in the same way."""
+    """Function of `over_parts`; every rank must continue from its result in the same way."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -1,4 +1,4 @@
-"""The ranks of a program that MPI started, as the parts of a graph are sent between them."""
+"""The ranks of a program that MPI started, which exchange the parts of a graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from umem.chainer.parallel.shard_exchange import mpi_of
 from umem.errors import DataError
 
 _TAG = 1516
-"""Tag of umem's own messages, apart from those of the program."""
+"""Tag of umem's own messages, distinct from the program's."""
 MESSAGE_BYTES = 1 << 30
 """The most bytes of one message: MPI counts in 32 bits, so longer ones are sent in pieces."""
 
@@ -21,19 +21,19 @@ MESSAGE_BYTES = 1 << 30
 class Ranks:
     """The ranks of a communicator, or one process alone.
 
-    Every method but `send` and `receive` has to be called by all ranks, in the same order.
+    All ranks must call every method except `send` and `receive`, in the same order.
     Thread-safety: one thread at a time, as MPI is started by default.
 
     Args:
         comm: a ChainerMN communicator, an mpi4py one, or None for one process without MPI.
 
     Attributes:
-        rank: of this process, from 0.
-        size: how many there are.
-        sent_bytes: of what `send` was given, by what it is: ``halo`` or ``sums``.
+        rank: this process's rank, from 0.
+        size: the number of ranks.
+        sent_bytes: bytes given to `send`, by kind: ``halo`` or ``sums``.
 
     Raises:
-        TypeError: it is not one of these.
+        TypeError: ``comm`` is not one of these.
     """
 
     def __init__(self, comm: Any = None) -> None:

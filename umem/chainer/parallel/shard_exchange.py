@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 BUFFER_BYTES = 16 << 20
-"""The most bytes that a rank sends at once, and the most that it receives: a guess, large beside
-the latency of a message, that no measurement supports."""
+"""The most bytes that a rank sends at once, and the most that it receives: a guess, large compared
+with the latency of a message, not measured."""
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[int, int, Array], None]
-"""A function that copies a stretch of a flat vector, from and to, into an array."""
+"""A function that copies a range of a flat vector, from and to, into an array."""
 
 
 _METHODS = ("Alltoallv", "Allgatherv", "Isend", "allgather", "Get_rank")
@@ -42,8 +42,8 @@ def mpi_of(comm: Any) -> Any:
 def reduce_scatter_mean(mpi: Any, bounds: Sequence[int], read: Read, dtype: Any) -> Array:
     """Average a flat vector over ranks; each rank gets its shard of the mean (reduce-scatter).
 
-    Rank 0's values, then rank 1's added, and so on, then times 1/N: the same bits whatever MPI
-    makes of a sum. Halves are added and divided as float32, and rounded once.
+    The sum starts with rank 0's values, adds rank 1's and so on, and is then multiplied by 1/N: the
+    same bits with any MPI. Halves are added and divided as float32, and rounded once.
 
     Cost: a rank sends and receives its shard N - 1 times; two buffers of `BUFFER_BYTES`.
 
@@ -84,8 +84,8 @@ def all_gather(
 
     Args:
         bounds: where the shards begin, and the end.
-        read: stretches of this rank's shard.
-        write: takes a stretch: from, to, and its values.
+        read: reads ranges of this rank's shard.
+        write: takes a range: from, to, and its values.
     """
     rank = mpi.Get_rank()
     for _, spans in _rounds(bounds, dtype):
@@ -130,7 +130,7 @@ class _Pieces:
 
 
 def _rounds(bounds: Sequence[int], dtype: Any) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Split an exchange into rounds: how far each is into the shards, and its range in each
+    """Split an exchange into rounds: the offset of each into the shards, and its range in each
     shard.
     """
     shards = list(pairwise(bounds))

@@ -18,7 +18,7 @@ BY_ELEMENT = (
     optimizer_hooks.Lasso,
     optimizer_hooks.GradientHardClipping,
 )
-"""Chainer's hooks that work on each element by itself, so on shards too."""
+"""Chainer's hooks that work on each element by itself, and so also on shards."""
 BY_NORM = (optimizer_hooks.GradientClipping, optimizer_hooks.GradientLARS)
 """Chainer's hooks that need a norm, which is summed over ranks."""
 _CHUNK = 1 << 16
@@ -28,11 +28,11 @@ class NormsOfAll(Subscriber):
     """Gives hooks that need a norm the norm over all ranks' shards.
 
     Args:
-        gather: gives every rank what each has.
+        gather: gives every rank the values of all ranks.
         sees_shards: tells whether an optimizer sees shards now.
     """
 
-    place = 4  # inside of half precision, which shows hooks its float32 gradients
+    place = 4  # inside half precision, which shows hooks its float32 gradients
 
     def __init__(self, gather: Gather, sees_shards: Callable[[Any], bool]) -> None:
         self._gather, self._sees_shards = gather, sees_shards

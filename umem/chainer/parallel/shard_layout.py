@@ -19,10 +19,10 @@ class Stretch(NamedTuple):
     """A parameter's range in a flat vector.
 
     Attributes:
-        name: as ``namedparams`` has it.
+        name: as in ``namedparams``.
         size: its elements.
-        block: cuts inside of it are at multiples of this many elements.
-        element_bytes: of state that an element has.
+        block: it is split only at multiples of this many elements.
+        element_bytes: bytes of state per element.
     """
 
     name: str
@@ -35,7 +35,7 @@ def cut(stretches: Sequence[Stretch], count: int) -> list[int]:
     """Split a flat vector into shards whose optimizer state takes nearly the same bytes.
 
     Returns ``count`` + 1 bounds, from 0 to the vector's length; a shard may be empty. A stretch is
-    split at multiples of its block only. Where no element has state, shards have nearly the same
+    split only at multiples of its block. If no element has state, shards have nearly the same
     number of elements.
 
     Cost: a few operations a shard and a stretch.
@@ -60,11 +60,11 @@ class Shard:
     """One parameter, and this rank's part of it.
 
     Attributes:
-        name: of the parameter.
+        name: the parameter's name.
         whole: the model's parameter.
-        begin: where it begins in the flat vector.
+        begin: its first index in the flat vector.
         start: the first element of this rank's part.
-        stop: the one after its last.
+        stop: one after its last element.
         part: a parameter of its own, of one dimension, with the same update rule.
     """
 
@@ -78,11 +78,11 @@ class Shard:
         self.part.array = flat(self.whole.array)[self.start : self.stop]
         self.part.update_rule = self.whole.update_rule
         self.part.grad = grad
-        # Chainer's private: the scale that a gradient carries, by which the update divides it.
+        # Chainer's private: the scale in a gradient, by which the update divides it.
         self.part._loss_scale = self.whole._loss_scale
 
     def keep_own_state(self) -> None:
-        """Free all state but this rank's part; the rule had the whole parameter's."""
+        """Free all state except this rank's part; the rule had the whole parameter's."""
         state = self.part.update_rule.state or {}
         for key, value in state.items():
             state[key] = flat(value)[self.span(key)].copy()
@@ -108,8 +108,8 @@ class FlatVector:
 
     Args:
         named: the parameters, which have arrays, each once.
-        rank: of this process.
-        count: of ranks.
+        rank: this process's rank.
+        count: the number of ranks.
     """
 
     def __init__(self, named: Sequence[tuple[str, Any]], rank: int, count: int) -> None:
@@ -124,27 +124,27 @@ class FlatVector:
             begin += parameter.size
 
     def read(self, what: str, start: int, stop: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy a stretch to a host array.
+        """Copy a range to a host array.
 
         Args:
-            what: "grad" or "array" of the parameters; a gradient that is not there is 0.
+            what: "grad" or "array" of the parameters; a missing gradient is 0.
         """
         for shard, here, there in self._over(start, stop):
             value = getattr(shard.whole, what)
             out[there] = 0 if value is None else cuda.to_cpu(flat(value)[here])
 
     def read_parts(self, start: int, stop: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy this rank's results of a stretch of its own shard to a host array."""
+        """Copy this rank's results for a range of its own shard to a host array."""
         for shard, here, there in self._over(start, stop):
             inside = slice(here.start - shard.start, here.stop - shard.start)
             out[there] = cuda.to_cpu(shard.part.array[inside])
 
     def write(self, start: int, stop: int, values: np.ndarray[Any, Any]) -> None:
-        """Copy a stretch into the parameters."""
+        """Copy a range into the parameters."""
         self.put([shard.whole.array for shard in self.shards], start, stop, values)
 
     def put(self, arrays: Any, start: int, stop: int, values: np.ndarray[Any, Any]) -> None:
-        """Copy a stretch into arrays of the parameters' sizes, in their order."""
+        """Copy a range into arrays of the parameters' sizes, in their order."""
         by_shard = dict(zip(map(id, self.shards), arrays, strict=True))
         for shard, here, there in self._over(start, stop):
             array = by_shard[id(shard)]
@@ -156,8 +156,8 @@ class FlatVector:
                 array[...] = changed.reshape(array.shape)
 
     def _over(self, start: int, stop: int) -> Iterator[tuple[Shard, slice, slice]]:
-        """Yield the shards that overlap a stretch, with the range in the parameter and in the
-        stretch.
+        """Yield the shards that overlap a range, with the range in the parameter and in the
+        vector.
         """
         for shard in self.shards:
             first = max(start, shard.begin)

@@ -1,4 +1,4 @@
-"""Checks for what cannot be updated in shards, before anything changes."""
+"""Checks for parameters and rules that cannot be updated in shards, before anything changes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_optimizer_of_shards(optimizer: Any) -> None:
     """
     if not isinstance(optimizer, chainer.GradientMethod):
         raise UnsupportedError(
-            f"{type(optimizer).__name__} is no chainer.GradientMethod, which has an update rule "
-            "for each parameter; sharded takes Chainer's optimizers and umem's 8-bit ones"
+            f"{type(optimizer).__name__} is not a chainer.GradientMethod, with an update rule for "
+            "each parameter; sharded takes Chainer's optimizers and umem's 8-bit ones"
         )
     _check_rule(optimizer.create_update_rule())
     if optimizer.target is not None:
@@ -37,9 +37,9 @@ def _check_rule(rule: Any) -> None:
     kind = type(rule)
     if not vars(kind).get("is_elementwise") or not vars(rule).keys().isdisjoint(_OWN):
         raise UnsupportedError(
-            f"{kind.__name__} may need whole parameters, and would be given parts of them: "
-            "sharded takes Chainer's own update rules, umem's 8-bit ones, and those whose own "
-            "class says is_elementwise = True. chainermn.create_multi_node_optimizer takes any"
+            f"{kind.__name__} may need whole parameters, but shards are parts of them: "
+            "sharded takes Chainer's own update rules, umem's 8-bit ones, and rules whose own "
+            "class has is_elementwise = True. chainermn.create_multi_node_optimizer takes any"
         )
     if arrays := [n for n, v in rule.hyperparam.get_dict().items() if np.ndim(v)]:
         raise UnsupportedError(
@@ -57,10 +57,10 @@ def _check_hooks(hooks: Iterable[Any], kinds: tuple[type, ...]) -> None:
         if type(hook) not in kinds and not getattr(hook, "is_elementwise", False):
             name = getattr(hook, "__name__", type(hook).__name__)
             raise UnsupportedError(
-                f"the hook {name} may need whole gradients, and would be given parts of them: "
+                f"the hook {name} may need whole gradients, but shards have parts of them: "
                 f"sharded takes {', '.join(kind.__name__ for kind in kinds)} here, and hooks "
-                "that say is_elementwise = True. Remove it, or let "
-                "chainermn.create_multi_node_optimizer train"
+                "with is_elementwise = True. Remove it, or use "
+                "chainermn.create_multi_node_optimizer"
             )
 
 
@@ -73,10 +73,10 @@ def _hooks(owner: Any) -> list[Any]:
 def check_parameters(optimizer: Any, gather: Gather) -> list[tuple[str, Any]]:
     """Return the parameters to shard, after checking that all ranks have the same.
 
-    Each once, by the first of its names, with an array and an update rule that is on.
+    Each parameter is listed once, by its first name, with an array and an enabled update rule.
 
     Raises:
-        StateError: not set up; or ranks differ, with the first that does.
+        StateError: the optimizer is not set up; or ranks differ; names the first that does.
         UnsupportedError: a rule, a hook or an array cannot be updated in shards. Each on all ranks.
     """
     named: dict[int, tuple[str, Any]] = {}
@@ -122,8 +122,8 @@ def _named(optimizer: Any) -> dict[int, tuple[str, Any]]:
             found[id(one)] = name, one
     for first, _, second, _ in overlapping(found.values()):
         raise UnsupportedError(
-            f"{first} and {second} share memory, so that shards of one would be overwritten by "
-            "those of the other: tie them by umem.chainer.tie"
+            f"{first} and {second} share memory, so that shards of one would overwrite shards of "
+            "the other: tie them by umem.chainer.tie"
         )
     return found
 
@@ -151,6 +151,6 @@ def _tell_difference(every: list[dict[str, Any]]) -> None:
 
 def _shown(fact: Any) -> str:
     if fact is None:
-        return "not there, without an array, or frozen"
+        return "missing, without an array, or frozen"
     dtype, shape, rule = fact
     return f"{dtype} of shape {shape} by {rule}"

@@ -1,7 +1,7 @@
-"""State in shards through Chainer's serializers: each rank saves its own, and reads what it needs.
+"""State in shards through Chainer's serializers: each rank saves its own, and reads its ranges.
 
-Beside an array of a shard is saved which stretch of the whole it is, so that a run on any other
-number of ranks finds what its own shards are made of.
+Beside an array of a shard, its range in the whole is saved, so that a run on any other number of
+ranks can assemble its own shards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shards = Mapping[str, Shard]
 
 
 def through_shards(inner: Any, shards: Shards) -> Any:
-    """Return a serializer that saves or loads, below parameters' names, only this rank's parts."""
+    """Return a serializer that saves or loads only this rank's parts below parameters' names."""
     if not shards:
         return inner
     if isinstance(inner, serializer.Deserializer):
@@ -31,7 +31,7 @@ def through_shards(inner: Any, shards: Shards) -> Any:
 
 
 class _SavingShards(serializer.Serializer):
-    """Saves this rank's part of each array below a parameter's name, and which part it is."""
+    """Saves this rank's part of each array below a parameter's name, and its range."""
 
     def __init__(self, inner: Any, shards: Shards, shard: Shard | None = None) -> None:
         self._inner, self._shards, self._shard = inner, shards, shard
@@ -58,7 +58,7 @@ class _LoadingShards(serializer.Deserializer):
         return _LoadingShards(self._inner[key], self._shards, self._shards.get(key, self._shard))
 
     def __call__(self, key: str, value: Any) -> Any:
-        """Load a value; of a sharded state, this rank's part, also from a snapshot saved whole."""
+        """Load a value; for a sharded state, this rank's part, even if it was saved whole."""
         is_array = value is None or isinstance(value, chainer.get_array_types())
         if self._shard is None or not is_array:
             return self._inner(key, value)

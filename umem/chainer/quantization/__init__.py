@@ -1,4 +1,4 @@
-"""Models in 8 or 4 bits: what they are made of, how they are made, trained for it and saved.
+"""Models in 8 or 4 bits: conversion, training for it, and files.
 
 `quantize`, `quantization_aware`, `save_quantized` and `load_quantized` are for users.
 

@@ -1,8 +1,8 @@
-"""Links that train as if they were quantised: gradients go straight through the rounding.
+"""Links that train as if they were quantised: gradients pass straight through the rounding.
 
-In training, and wherever a graph is made, products are of floats: of what the codes of weight and
-input stand for. Where there is neither, as in an evaluation, such a link computes what `quantize`
-will make of it, whole numbers and all, to the bit.
+In training, and whenever a graph is made, products are of floats: of the values of the weight's and
+the input's codes. Otherwise, as in an evaluation, such a link computes the same as its link after
+`quantize`, with integers, to the bit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from umem.chainer.quantization.scheme import (
 
 _DECAY = 0.95
 """Decay of the moving average of an input's range: about the last 20 training steps count. Jacob et
-al. average over thousands; so few are a guess, for short trainings, that no measurement
-supports."""
+al. average over thousands; so few are a guess for short trainings, not measured."""
 
 
 class StraightWeight(function_node.FunctionNode):
@@ -82,17 +81,17 @@ class AwareLayer:
     """Mixin of links that train quantised; `become_aware` turns a link into one.
 
     Attributes:
-        scheme: of how many bits.
+        scheme: the numbers of bits.
         input_range: float32 (2,), a persistent: low and high of its inputs, the exponential moving
-            average of batches in training (Jacob et al. 2018, section 3.1); zeros before the first.
+            average of training batches (Jacob et al. 2018, section 3.1); zeros before the first.
     """
 
     scheme: Scheme
     input_range: Any
 
     def _trains(self: Any) -> bool:
-        """Tell whether to compute with rounded floats; otherwise the link computes as `quantize`
-        makes it.
+        """Tell whether to compute with rounded floats; otherwise the link computes as after
+        `quantize`.
         """
         return not has_hooks(self) and bool(chainer.config.train or chainer.config.enable_backprop)
 
@@ -100,7 +99,7 @@ class AwareLayer:
         """Return the quantised link that `quantize` would make; ``plain`` if there is no input
         range.
 
-        And where it has got link hooks, since `quantize` leaves it in floats then.
+        Also ``plain`` if it has link hooks, since `quantize` then leaves it in floats.
         """
         if has_hooks(self):
             return plain
@@ -136,7 +135,7 @@ class AwareLinear(AwareLayer, L.Linear):
         if not self._trains():
             return self._as_quantized(super().forward)(x, n_batch_axes=n_batch_axes)
         if not self.W.is_initialized:
-            # As Chainer's forward, where in_size was not given.
+            # As in Chainer's forward, if in_size was not given.
             self._initialize_params(size_of_shape(x.shape[n_batch_axes:]))
         x, weight = self._rounded_input(x), self._rounded_weight()
         return F.linear(x, weight, self.b, n_batch_axes=n_batch_axes)
@@ -149,7 +148,7 @@ class AwareConvolution2D(AwareLayer, L.Convolution2D):
         if not self._trains():
             return self._as_quantized(super().forward)(x)
         if not self.W.is_initialized:
-            # As Chainer's forward, where in_channels was not given.
+            # As in Chainer's forward, if in_channels was not given.
             self._initialize_params(x.shape[1])
         x, weight = self._rounded_input(x), self._rounded_weight()
         how = {"dilate": self.dilate, "groups": self.groups}
@@ -166,7 +165,7 @@ class AwareEmbedID(AwareLayer, L.EmbedID):
 
 
 def has_hooks(link: Any) -> bool:
-    """Tell whether a link has hooks of its own, which may replace its W."""
+    """Tell whether a link has its own hooks, which may replace its W."""
     return bool(link._local_link_hooks)  # the property would make a dictionary of them
 
 
@@ -177,8 +176,8 @@ AWARE = {kind.__mro__[2]: kind for kind in (AwareLinear, AwareConvolution2D, Awa
 def become_aware(link: Any, scheme: Scheme) -> None:
     """Change a link's class in place to the one that trains quantised.
 
-    It becomes one of another class rather than being exchanged, so that its parameters, its names
-    in files, its optimizer and other references to it stay.
+    Only the class changes, so that the link keeps its parameters, its names in files, its optimizer
+    and other references to it.
     """
     link.__class__ = AWARE[type(link)]
     link.scheme = scheme

@@ -35,7 +35,7 @@ class RangeHook(chainer.LinkHook):
     """Link hook that records the range of each layer's input.
 
     Args:
-        paths: the links to look at, and what errors call them.
+        paths: the links to record, and their names in errors.
     """
 
     name = "umem.chainer.quantize"
@@ -66,17 +66,17 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
     """Run a model once over examples, without a graph, and record its layers' input ranges.
 
     Args:
-        model: it runs as for a test (``chainer.config.train`` is False) and stays as it is; so do
+        model: it runs in test mode (``chainer.config.train`` is False) and is unchanged, including
             the states of recurrent links.
         calibration: see `umem.chainer.quantize`.
-        paths: the layers, and what errors call them.
+        paths: the layers, and their names in errors.
 
     Returns:
         The range of each layer, and the first call.
 
     Raises:
-        QuantizationError: there is no example, one does not go through the model, or what a layer
-            is given is not finite.
+        QuantizationError: there is no example, the model cannot run one, or an input of a layer is
+            not finite.
     """
     hook, first = RangeHook(paths), None
     with attributes_restored(model):
@@ -89,13 +89,13 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
                 raise QuantizationError(f"batch {number} of the calibration: {error}") from None
             except Exception as error:
                 raise QuantizationError(
-                    f"batch {number} of the calibration, {_described(args, kwargs)}, does not go "
+                    f"batch {number} of the calibration, {_described(args, kwargs)}, cannot run "
                     f"through the model: {type(error).__name__}: {error}"
                 ) from error
     if first is None:
         raise QuantizationError(
             "the calibration has no batch: give an array, or batches in a list; a generator or an "
-            "iterator that was gone through before has none left"
+            "iterator that was read before has none left"
         )
     return hook.seen, first
 
@@ -104,8 +104,8 @@ def calibrate(model: Any, calibration: Any, paths: Mapping[Any, str]) -> tuple[A
 def attributes_restored(model: Any) -> Iterator[None]:
     """Restore the links' attributes after the block, whatever a call sets.
 
-    Such as the state of a recurrent link, and the loss that a Classifier notes. A link whose
-    parameters become initialised keeps what comes with them.
+    These are, for example, the state of a recurrent link, and a Classifier's loss. A link whose
+    parameters are initialised in the block keeps the attributes that belong to them.
     """
     was = [
         (link, dict(vars(link)))
@@ -131,7 +131,7 @@ def _calls(calibration: Any) -> Iterator[Call]:
     batches = (calibration,) if isinstance(calibration, (*arrays, dict)) else calibration
     if not isinstance(batches, Iterable) or isinstance(batches, (str, bytes)):
         raise QuantizationError(
-            f"calibration is an array or batches of arrays, not {type(calibration).__name__}"
+            f"calibration must be an array or batches of arrays, not {type(calibration).__name__}"
         )
     for number, batch in enumerate(batches):
         if isinstance(batch, dict):
@@ -142,8 +142,8 @@ def _calls(calibration: Any) -> Iterator[Call]:
         if isinstance(batch, list):
             raise QuantizationError(
                 f"batch {number} of the calibration is a list: give an array, a tuple of arguments "
-                "or a dictionary of them; chainer.dataset.concat_examples makes arrays of them, "
-                "and (the list,) has a model take a list"
+                "or a dictionary of them; chainer.dataset.concat_examples makes arrays, "
+                "and (the list,) passes a list to the model"
             )
         if any(isinstance(each, arrays) and not each.size for each in given):
             raise QuantizationError(f"batch {number} of the calibration is empty")

@@ -1,4 +1,4 @@
-"""A copy of a model in which some links are others; nothing of what they had is copied."""
+"""A copy of a model in which some links are replaced; their old contents are not copied."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _READ_INITIALIZED = (L.LSTM, L.StatelessLSTM)
 
 
 def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
-    """Copy a model deeply, with some links replaced wherever they are referred to.
+    """Copy a model deeply, with some links replaced in every place that refers to them.
 
-    States of optimizers and gradients are left out of the copy. The model stays as it is.
+    The copy has no states of optimizers and no gradients. The model is unchanged.
 
     Args:
-        instead: by link.
+        instead: the new link of each replaced link.
 
     Raises:
         QuantizationError: something in the model cannot be copied.
@@ -38,7 +38,7 @@ def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
         made = _copied(model, memo)
     except Exception as error:  # whatever the program's own objects raise
         raise QuantizationError(
-            f"the model cannot be copied, which copy.deepcopy(model) has to do: {error}"
+            f"the model cannot be copied, which copy.deepcopy(model) must do: {error}"
         ) from error
     made.cleargrads()
     _end_ties(made)
@@ -51,7 +51,7 @@ def exchanged(model: Any, instead: Mapping[Any, Any]) -> Any:
 def _end_ties(model: Any) -> None:
     """End ties of `umem.chainer.tie` to parameters that a replaced link no longer has.
 
-    Quantised links share a weight by themselves; one that stays in floats lists what it holds.
+    Quantised links share a weight by themselves; one that stays in floats lists its own.
     """
     for link in model.links():
         carrier = vars(link).get("copy")
@@ -62,12 +62,12 @@ def _end_ties(model: Any) -> None:
             if len(held) < len(pair):
                 carrier.leave_out(pair)
                 for place in held:
-                    # By the private list: the attribute is there already.
+                    # By the private list: the attribute exists already.
                     place.link._params.add(place.name)
 
 
 def _copied(model: Any, memo: dict[int, Any]) -> Any:
-    """Deep-copy a model, lambdas in a Sequential included, which refuses to be pickled with
+    """Deep-copy a model, including lambdas in a Sequential, which refuses to be pickled with
     them.
     """
     chains = [
@@ -83,7 +83,7 @@ def _copied(model: Any, memo: dict[int, Any]) -> Any:
 
 
 def own_names(link: Any) -> list[str]:
-    """List the names of a link's own parameters, those tied to another link's included."""
+    """List the names of a link's own parameters, including those tied to another link's."""
     return sorted(name for name, one in vars(link).items() if isinstance(one, chainer.Parameter))
 
 
@@ -99,7 +99,7 @@ def by_path(model: Any) -> dict[str, Any]:
 
 
 def checked_names(names: Iterable[str], links: Mapping[str, Any]) -> set[str]:
-    """Normalise names of layers that a user gives to paths.
+    """Convert the user's names of layers to paths.
 
     Raises:
         QuantizationError: there is no such link.

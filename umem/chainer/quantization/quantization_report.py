@@ -17,10 +17,10 @@ class LayerReport:
 
     Attributes:
         path: such as ``/first``.
-        kind: the class of its link now.
-        float_bytes: of its parameters, as they were.
-        quantized_bytes: of its arrays now; the same where it stays.
-        stays: why it stays in floats; None where it does not.
+        kind: the class of its present link.
+        float_bytes: bytes of its parameters before.
+        quantized_bytes: bytes of its present arrays; the same if it stays.
+        stays: the reason why it stays in floats; None if it does not.
     """
 
     path: str
@@ -78,12 +78,12 @@ def report_of(
     """Make the report of a conversion.
 
     Args:
-        links: of the model in floats, by path.
+        links: the float model's, by path.
         made: the quantised link of each that has one.
-        left: why one stays, by path.
+        left: the reason why one stays, by path.
     """
     rows: list[LayerReport] = []
-    before: set[int] = set()  # what is counted: parameters then, parameters and weights now
+    before: set[int] = set()  # already counted: old parameters, present parameters and weights
     now: set[int] = set()
     for path, link in links.items():
         if not own_names(link):

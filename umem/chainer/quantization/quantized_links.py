@@ -1,8 +1,8 @@
-"""Links whose weights stay in 8 or 4 bits, and whose products are of whole numbers.
+"""Links whose weights stay in 8 or 4 bits, and whose products are of integers.
 
 `QuantizedLinear` and `QuantizedConvolution2D` compute, by Jacob et al. (2018, equation 4),
-``y = (scale of x * scale of the row) * sum((code of x - zero) * code of w) + b``: the sum is of
-int32, what is around it float32, and y has the type of x. They have no parameters and no gradients.
+``y = (scale of x * scale of the row) * sum((code of x - zero) * code of w) + b``: the sum is int32,
+the rest float32, and y has the type of x. They have no parameters and no gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["QuantizedConvolution2D", "QuantizedEmbedID", "QuantizedLinear"]
 
 _COLUMNS = 4 << 20
 """A convolution has at most this many bytes of float32 columns at once, or one sample's.
-A guess that no measurement supports."""
+A guess, not measured."""
 
 
 class WeightReadError(QuantizationError, AttributeError):
@@ -41,7 +41,7 @@ class WeightReadError(QuantizationError, AttributeError):
 
 
 class _Initialized:
-    """Stands for W where code only asks whether it is initialised; arithmetic with it raises."""
+    """Stands for W when code only asks whether it is initialised; arithmetic with it raises."""
 
     array = ()
 
@@ -56,9 +56,9 @@ class QuantizedLayer(chainer.Chain):
         weight: codes and scales.
         bias: float32 (n,), or None.
         step: float32 (2,), the scale and the zero point of its input; None for an `EmbedID`.
-        scheme: of how many bits.
-        specs: the arguments of the float link; each is an attribute, too.
-        is_asked_whether: whether who has it reads W to see that it is initialised, and only so.
+        scheme: the numbers of bits.
+        specs: the arguments of the float link; each is also an attribute.
+        is_asked_whether: whether its owner reads W only to check that it is initialised.
     """
 
     stands_for: ClassVar[Any]
@@ -93,7 +93,7 @@ class QuantizedLayer(chainer.Chain):
             link: the float link.
             weight: its weight, quantised; a layer that shares it may have it, too.
             step: scale and zero point of its input, float32 (2,).
-            specs: its arguments; None for what the link says of itself.
+            specs: its arguments; None: the link's own.
         """
         bias = getattr(link, "b", None)
         made = cls(weight, specs or specs_of(link), bias is not None)
@@ -106,23 +106,23 @@ class QuantizedLayer(chainer.Chain):
 
     @property
     def W(self) -> Any:
-        """Return a placeholder that says it is initialised, which is all that Chainer's LSTM asks.
+        """Return a placeholder that says that it is initialised; Chainer's LSTM asks only that.
 
         Raises:
-            WeightReadError: other code reads it; an AttributeError, too.
+            WeightReadError: other code reads it; also an AttributeError.
         """
         if self.reports_initialized:
             return _INITIALIZED
         error = WeightReadError(
-            f"{self.name or 'the link'!r} is a {type(self).__name__}, without W: its weight is "
-            f"of {self.scheme.bits} bits. Name it in keep to leave it in float32"
+            f"{self.name or 'the link'!r} is a {type(self).__name__}, without W: its weight has "
+            f"{self.scheme.bits} bits. Name it in keep to leave it in float32"
         )
         error.link = self
         raise error
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its arrays, the weight's included."""
+        """Return the bytes of its arrays, including the weight's."""
         # Chainer has no public list of persistents.
         own = sum(getattr(self, name).nbytes for name in sorted(self._persistent))
         return int(own + self.weight.nbytes)
@@ -133,7 +133,7 @@ class QuantizedLayer(chainer.Chain):
         yield "bits", self.scheme.bits
 
     def _apply(self, x: Any, compute: Callable[[Any], Any], check: Callable[[Any], None]) -> Any:
-        """Call a function on x, by whose graph a backward learns that there is no gradient."""
+        """Call a function on x; from its graph a backward learns that there is no gradient."""
         x = chainer.as_variable(x)
         if chainer.config.enable_backprop and not x.requires_grad:
             x = chainer.Variable(x.array, requires_grad=True)
@@ -151,8 +151,8 @@ class QuantizedLayer(chainer.Chain):
         codes = encode_input(x, self.step, self.scheme)
         if bool(get_array_module(codes).isnan(codes).any()):
             raise QuantizationError(
-                f"the input of {self.name or type(self).__name__!r} has NaN, which no code stands "
-                "for; nothing was computed"
+                f"the input of {self.name or type(self).__name__!r} has NaN, which has no code; "
+                "nothing was computed"
             )
         return codes
 
@@ -173,14 +173,14 @@ class QuantizedCall(function_node.FunctionNode):
         self._check(in_types[0])
 
     def forward(self, inputs: Any) -> Any:
-        with np.errstate(over="ignore"):  # of a half: infinite, as in a model of halves
+        with np.errstate(over="ignore"):  # a half becomes infinite, as in a model of halves
             return (self._compute(inputs[0]),)
 
     def backward(self, indexes: Any, gradients: Any) -> Any:
         name, kind = self._layer.name, type(self._layer).__name__
         raise UnsupportedError(
             f"{name or kind!r} is quantised ({kind}) and has no gradient: train it in floats, "
-            "or under umem.chainer.quantization_aware, and quantise it then"
+            "or under umem.chainer.quantization_aware, and then quantise it"
         )
 
 
@@ -342,7 +342,7 @@ def weight_shape(kind: Any, specs: dict[str, Any]) -> tuple[int, int]:
 
 
 def _known(size: Any) -> int | None:
-    """Convert a size to JSON's int, as users may give NumPy's integers."""
+    """Convert a size to JSON's int, because users may give NumPy's integers."""
     return None if size is None else int(size)
 
 

@@ -27,11 +27,11 @@ class QuantizedWeight(chainer.Link):
     Args:
         rows, columns: n and k.
         scheme: how it is quantised.
-        device: Chainer's, where it lies.
+        device: its Chainer device.
 
     Attributes:
         codes: int8 (n, k); in 4 bits uint8 (n, ceil(k / 2)), where a byte has a column of even
-            number below and the next one above, each plus 8.
+            number in its low half and the next one in its high half, each plus 8.
         multipliers: uint8 (n, ceil(k / group)), from 1 to 18; None without groups.
         scales: float32 (n,).
     """
@@ -62,7 +62,7 @@ class QuantizedWeight(chainer.Link):
         """Quantise a weight chunk by chunk; temporaries take about 4 MiB, or one row.
 
         Args:
-            weight: floats, finite in float32; the first axis are the rows.
+            weight: floats, finite in float32; rows are the first axis.
         """
         rows = weight.reshape(len(weight), -1)
         device = chainer.backend.get_device_from_array(weight)
@@ -85,7 +85,7 @@ class QuantizedWeight(chainer.Link):
         """Return codes times their groups' multipliers, integers in float32.
 
         Args:
-            rows: a stretch. columns: a stretch that starts at a multiple of 512.
+            rows: a range. columns: a range that starts at a multiple of 512.
         """
         if self.scheme.bits == 8:
             return self.codes[rows, columns].astype(np.float32)
@@ -99,7 +99,7 @@ class QuantizedWeight(chainer.Link):
         return part
 
     def rows_at(self, numbers: Any) -> Any:
-        """Return the rows of given numbers dequantised: float32 (*numbers.shape, k)."""
+        """Return the rows with these numbers dequantised: float32 (*numbers.shape, k)."""
         picked = self.codes[numbers]
         if self.scheme.bits == 8:
             found = picked.astype(np.float32)
@@ -128,7 +128,7 @@ class QuantizedWeight(chainer.Link):
         """Describe what is wrong with loaded arrays; None if they are valid."""
         xp = get_array_module(self.scales)
         if not bool((xp.isfinite(self.scales) & (self.scales > 0)).all()):
-            return "a scale is no positive number"
+            return "a scale is not a positive number"
         least = int(self.codes.min())
         if self.scheme.bits == 8 and least < -127:
             return "a code is below -127"

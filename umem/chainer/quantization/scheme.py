@@ -2,12 +2,12 @@
 
 Weights: a row's largest magnitude is the largest code, 127 or 7, zero is zero, and the codes are
 symmetric: as Krishnamoorthi (2018, section 3.1) recommends, one scale a row (a channel). In 4 bits
-a row may have groups, each with a whole number from 1 to 18 by which its codes are multiplied
-(Dai et al. 2021, VS-Quant), so that products stay whole numbers of at most 7 * 18 = 126.
+a row may have groups, each with an integer from 1 to 18 by which its codes are multiplied (Dai et
+al. 2021, VS-Quant), so that products stay integers of at most 7 * 18 = 126.
 
-Inputs: one scale a tensor and a zero point, so that the range need not be symmetric: behind a relu
-there is nothing below zero, and a symmetric code would waste one bit of eight (Jacob et al. 2018,
-section 2.1, equation 1). The range has zero in it, and zero is a code, so that padding is exact.
+Inputs: one scale a tensor and a zero point, so that the range need not be symmetric: after a relu
+nothing is below zero, and a symmetric code would waste one bit of eight (Jacob et al. 2018, section
+2.1, equation 1). The range contains zero, and zero is a code, so that padding is exact.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from chainer.backend import get_array_module
 from umem.errors import QuantizationError
 
 CHUNK = 1 << 18
-"""Weights converted at once: 1 MiB of float32, which fits a core's cache. A guess that no
-measurement supports."""
+"""Weights converted at once: 1 MiB of float32, which fits a core's cache. A guess, not
+measured."""
 MOST_OF_GROUP = 18
-"""Largest multiplier of a group: with 19, a code of 7 would pass 127."""
+"""Largest multiplier of a group: with 19, a code of 7 would exceed 127."""
 _GROUPS = (8, 16, 32, 64, 128, 256, 512)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -37,11 +37,11 @@ class Scheme:
     Attributes:
         bits: of a weight, 8 or 4.
         activation_bits: of an input, 8 or 4.
-        group: columns of a row that share a multiplier, in 4 bits; None where a row has but its
+        group: columns of a row that share a multiplier, in 4 bits; None if a row has only its
             scale.
 
     Raises:
-        QuantizationError: it is something else.
+        QuantizationError: another value.
     """
 
     bits: int = 8
@@ -57,7 +57,7 @@ class Scheme:
             is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not is_whole or value not in allowed:
                 raise QuantizationError(f"{name} is {_either(name, allowed)}, not {value!r}")
-            object.__setattr__(self, name, int(value))  # of NumPy, perhaps, which JSON has not
+            object.__setattr__(self, name, int(value))  # JSON has no integers of NumPy
         if self.group is not None and self.bits == 8:
             raise QuantizationError("groups are for weights of 4 bits: leave out group, or bits=4")
 
@@ -68,7 +68,7 @@ class Scheme:
 
     @property
     def levels(self) -> int:
-        """Return the largest code of an input, the number of its codes less one."""
+        """Return the largest code of an input, one less than the number of its codes."""
         return int(2**self.activation_bits) - 1
 
 
@@ -97,7 +97,7 @@ def column_chunks(columns: int) -> Iterator[slice]:
 def encode_rows(weight: Any, scheme: Scheme) -> tuple[Any, Any, Any]:
     """Quantise the rows of a weight to codes and scales.
 
-    A row of zeros, or of nothing that float32 has a scale for, has the scale 1 and codes of 0.
+    A row of zeros, or of numbers too small for a float32 scale, has the scale 1 and codes of 0.
 
     Args:
         weight: floats of shape (n, k), finite in float32.
@@ -164,11 +164,11 @@ def input_step(low: Any, high: Any, scheme: Scheme) -> Any:
     """Compute scale and zero point of a range (Jacob et al. 2018, section 3).
 
     Args:
-        low, high: arrays without axes, or numbers; zero is taken into the range.
+        low, high: arrays without axes, or numbers; the range is extended to contain zero.
 
     Returns:
-        float32 of shape (2,), on the device of ``low``; both 0 where the range is empty or too
-        small for float32 to have its scale, which is infinite where it is too large.
+        float32 of shape (2,), on the device of ``low``; both 0 if the range is empty, or too small
+        for its scale in float32; the scale is infinite if the range is too large.
     """
     xp = get_array_module(low)
     low = xp.minimum(xp.asarray(low, np.float64), 0.0)
@@ -186,11 +186,11 @@ def encode_input(x: Any, step: Any, scheme: Scheme) -> Any:
 
     Args:
         x: floats of any shape.
-        step: scale and zero point, of `input_step`.
+        step: scale and zero point, from `input_step`.
     """
     xp = get_array_module(x)
     scale, zero = step[0], step[1]
-    with np.errstate(over="ignore"):  # what is infinite is clipped, too
+    with np.errstate(over="ignore"):  # infinite numbers are clipped, too
         codes = x.astype(np.float32) if x.dtype != np.float32 else x
         codes = codes / scale
     xp.rint(codes, out=codes)

@@ -1,4 +1,4 @@
-"""Runs that go on where they were: what of a run is saved, and how it is restored.
+"""Resumed runs: the saved state of a run, and how it is restored.
 
 `Snapshot`, `save_run` and `resume_run` are for users, and ``umem run --resume`` adds a `Snapshot`
 to a script's Trainer. `umem.snapshots` writes the files.
@@ -13,11 +13,11 @@ to a script's Trainer. `umem.snapshots` writes the files.
     optimizer_extras.py    has the state of optimizers and links that Chainer does not save
     random_states.py       saves and restores random generators
     epoch_orders.py        remembers orders of an epoch that an iterator drew ahead
-    rollback.py            restores the objects where a snapshot is refused
+    rollback.py            restores the objects if a snapshot is refused
 
 - Objects with state are saved through Chainer's protocol, a method ``serialize``, which `Collector`
-  and `Distributor` carry out in the two directions.
-- All is loaded but the arrays of models and optimizers, which are written last.
+  and `Distributor` implement in the two directions.
+- The arrays of models and optimizers are written last, after everything else is loaded.
 """
 
 from umem.chainer.resume.collecting import Collector, Distributor

@@ -23,8 +23,8 @@ class Collector(serializer.Serializer):
 
     Attributes:
         arrays: the run's own arrays, of NumPy and CuPy.
-        gpus: the numbers of the GPUs that some lie on.
-        values: everything else, as JSON can say it.
+        gpus: the numbers of the GPUs that hold some of them.
+        values: everything else, as JSON values.
     """
 
     def __init__(self, path: str = "", into: Collector | None = None) -> None:
@@ -73,17 +73,17 @@ class Collector(serializer.Serializer):
 
 
 def copied(array: Any) -> np.ndarray[Any, Any]:
-    """Copy an array to the host, in C order and the byte order of the machine."""
+    """Copy an array to the host, in C order and the machine's byte order."""
     if not isinstance(array, np.ndarray):
-        array = cuda.to_cpu(array)  # a copy already
+        array = cuda.to_cpu(array)  # already a copy
         return np.ascontiguousarray(array).reshape(array.shape)
     return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _duplicate(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"two things would be saved as {name!r}, and one be lost: give parts and links names that "
-        "differ, without a slash"
+        f"two values would be saved as {name!r}, and one would be lost: give parts and links "
+        "different names without a slash"
     )
 
 
@@ -98,15 +98,15 @@ class Distributor(serializer.Deserializer):
     """A deserializer that puts collected values back into the objects' own arrays.
 
     Args:
-        arrays: by name, each the taker's own.
-        values: as a `Collector` has them.
-        on_gpu: the names of arrays that lay on a GPU.
-        stays: names of what is left as it is here.
+        arrays: by name; the taker owns each.
+        values: as in a `Collector`.
+        on_gpu: the names of arrays that were on a GPU.
+        stays: names of values to leave as they are.
 
     Attributes:
-        strict: as Chainer asks of it: what is missing raises.
-        gpus: the numbers of the GPUs on which it has found arrays to give to.
-        last_name: the one name that was read last, for error messages.
+        strict: Chainer's option: missing values raise.
+        gpus: the numbers of the GPUs with arrays to load into.
+        last_name: the name that was read last, for error messages.
     """
 
     strict = True
@@ -135,13 +135,13 @@ class Distributor(serializer.Deserializer):
         return self._give(key, value, _mapped if _is_array(value) else _read)
 
     def postpone(self, arrays: Iterable[Any]) -> None:
-        """Leave some of the objects' arrays as they are until `swap`, and forget those before."""
+        """Leave some of the objects' arrays as they are until `swap`, and forget earlier ones."""
         self._postponed.clear()
         self._loaded.clear()
         self._postponed.update({id(array): array for array in arrays})
 
     def swap(self) -> None:
-        """Give the postponed arrays what was found for them, in place."""
+        """Copy the found values into the postponed arrays, in place."""
         for array, stored in self._loaded:
             upload(array, stored)
 
@@ -153,7 +153,7 @@ class Distributor(serializer.Deserializer):
         Args:
             key, value: the array's name and current value, as Chainer's deserializers take them.
             span: the elements to read.
-            shape: of the whole array.
+            shape: the whole array's shape.
         """
 
         def read(arrays: Any, name: str) -> Any:
@@ -168,7 +168,8 @@ class Distributor(serializer.Deserializer):
 
         Raises:
             MissingValue: the snapshot does not have it.
-            SnapshotError: its shape or dtype differs, or it is no array; ``value`` is unchanged.
+            SnapshotError: its shape or dtype differs, or it is not an array; ``value`` is
+                unchanged.
         """
         arrays, values, on_gpu = self._all
         name = self.last_name[0] = self._path + key.lstrip("/")
@@ -183,7 +184,7 @@ class Distributor(serializer.Deserializer):
         except KeyError:
             raise MissingValue(name) from None
         if not _is_array(value):
-            # None is given by Chainer's own, which put the array on a device themselves.
+            # None comes from Chainer's own objects, which put the array on a device themselves.
             is_uploaded = value is not None and name in on_gpu and cuda.available
             return cuda.to_gpu(stored) if is_uploaded else stored
         if stored.shape != value.shape or stored.dtype != value.dtype:
@@ -216,7 +217,7 @@ def _read(arrays: Any, name: str) -> Any:
 
 
 def _mapped(arrays: Any, name: str) -> Any:
-    """Return an array where it lies in its file, if there is one: it is copied right away."""
+    """Return an array in its file, if there is one: it is copied right away."""
     return arrays.mapped(name) if hasattr(arrays, "mapped") else arrays[name]
 
 
@@ -233,11 +234,11 @@ def coded(name: str, value: Any) -> Any:
 
     Args:
         name: its name in errors.
-        value: None, a truth value, a number, text; a number of NumPy; a list, a tuple, a
-            dictionary with text for keys, or an array of integers, of such.
+        value: None, a truth value, a number, text; a number of NumPy; or a list, a tuple, a
+            dictionary with text for keys, or an array of integers, of these.
 
     Raises:
-        UnsupportedError: it is something else.
+        UnsupportedError: another value.
     """
     if value is None or type(value) in (bool, int, str):
         return value
@@ -254,7 +255,7 @@ def coded(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         return {"array": value.reshape(-1).tolist(), "of": str(value.dtype), "in": value.shape}
     raise UnsupportedError(
-        f"{name!r} is a {type(value).__name__}, which a snapshot does not hold: it has arrays, "
+        f"{name!r} is a {type(value).__name__}, which a snapshot cannot hold: it has arrays, "
         "numbers, text, and lists, tuples and dictionaries of these, and no pickle"
     )
 

@@ -1,8 +1,8 @@
-"""Orders of an epoch that an iterator has drawn and not come to yet.
+"""Orders of an epoch that an iterator has drawn ahead.
 
-MultiprocessIterator and MultithreadIterator draw the order of the next epoch while they load
-ahead, and load ahead anew after each snapshot, so that Chainer alone would draw it once more. Here
-each order has a number, and whoever asks twice for what follows it is told the same.
+MultiprocessIterator and MultithreadIterator draw the order of the next epoch while they load ahead,
+and load ahead again after each snapshot, so that Chainer alone would draw it once more. Here each
+order has a number, and whoever asks twice for the order after it gets the same one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NumberedOrder(np.ndarray[Any, Any]):
 class OrderMemory:
     """An order sampler that wraps another, and remembers the orders it has drawn ahead.
 
-    Thread-safety: iterators ask from threads of their own; one at a time is answered.
+    Thread-safety: iterators ask from their own threads; one at a time is answered.
     """
 
     def __init__(self, iterator: Any, sampler: Any) -> None:
@@ -49,8 +49,8 @@ class OrderMemory:
             return self._ahead[number]
 
     def _number(self) -> int:
-        """Return the number of the order that the iterator is in."""
-        # Iterators have no public access to the order that they are in.
+        """Return the number of the iterator's present order."""
+        # Iterators have no public access to their present order.
         return int(getattr(self._iterator._state.order, "number", 0))
 
     def serialize(self, saver: Any) -> None:
@@ -72,9 +72,9 @@ class OrderMemory:
     def _place_known(self, saver: Any, known: KnownOrder) -> None:
         """Save or restore the position in a known order, and move caches there.
 
-        An iterator that loads ahead does so anew after it was saved.
+        An iterator that loads ahead does so again after it was saved.
         """
-        # Iterators have no public access to the order that they are in.
+        # Iterators have no public access to their present order.
         order, position = self._iterator._state.order, self._iterator.current_position
         known.follow(np.asarray(order), position)
         known.serialize(saver)
@@ -105,11 +105,11 @@ def remember_orders(iterator: Any) -> OrderMemory | None:
     """Wrap the order sampler of an iterator that draws orders ahead; None for one that does not.
 
     MultiprocessIterator draws in another thread: a sampler that draws from NumPy's global generator
-    would do so at any moment, and no run could be had twice. There it is given a generator of its
-    own, seeded from the global one.
+    would do so at any moment, and no run could be repeated. It gets its own generator, seeded from
+    the global one.
 
     Raises:
-        StateError: it has given batches already, which must not be.
+        StateError: the iterator has given batches already.
     """
     sampler = getattr(iterator, "order_sampler", None)
     if isinstance(sampler, OrderMemory):
@@ -132,8 +132,8 @@ def _remember_in_processes(iterator: Any, sampler: Any) -> OrderMemory:
     loop = iterator._prefetch_loop
     if loop is None or loop.thread is not None:
         raise StateError(
-            "this MultiprocessIterator has given batches already: resume_run, or the Snapshot, "
-            "comes before the first"
+            "this MultiprocessIterator has given batches already: call resume_run, or begin the "
+            "Snapshot, before the first"
         )
     if sampler is None:  # Chainer cannot save one without an order
         sampler = _in_order

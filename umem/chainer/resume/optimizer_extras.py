@@ -1,4 +1,4 @@
-"""State of optimizers and links that Chainer does not save, and a resumed run needs."""
+"""State of optimizers and links that Chainer does not save, but a resumed run needs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def is_optimizer(part: Any) -> bool:
 def serialize_optimizer(optimizer: Any, saver: Any) -> None:
     """Save or restore loss scaling, hyper-parameters, and each update rule's attributes.
 
-    These are the rule's own hyperparameters, its numbers (whether it is on, powers that it keeps
-    beside its state), and the float32 master of a parameter of half precision. The
-    list of the parameters that ChainerMN has broadcast belongs to it, too.
+    These are the rule's own hyperparameters, its numbers (whether it is on, and powers beside its
+    state), and the float32 master of a parameter in half precision; and the list of the parameters
+    that ChainerMN has broadcast.
 
     Raises:
         SnapshotError: see `_serialize_hyperparameters`.
@@ -37,14 +37,15 @@ def serialize_optimizer(optimizer: Any, saver: Any) -> None:
 
 
 def expect_states(optimizer: Any, saver: Any) -> None:
-    """Turn off the update rules that had no state when saved, so that loading looks for none.
+    """Turn off the update rules that had no state when saved, so that loading does not look for
+    one.
 
     Loading then raises if the state of another rule is missing. `serialize_optimizer` restores
     which rules are on.
 
     Raises:
-        SnapshotError: a parameter was updated by another rule. MomentumSGD would take Adam's mean
-            of squares, which is ``v`` too, for its velocity.
+        SnapshotError: a parameter was updated by another rule. Otherwise MomentumSGD would use
+            Adam's mean of squares, which is also ``v``, as its velocity.
     """
     for name, parameter in optimizer.target.namedparams():
         rule = getattr(parameter, "update_rule", None)
@@ -58,12 +59,12 @@ def expect_states(optimizer: Any, saver: Any) -> None:
 
 
 def _kind(rule: Any) -> str:
-    """Name what a rule computes; one of 8 bits takes the state of its plain one."""
+    """Name the computation of a rule; an 8-bit rule takes the state of its plain one."""
     return type(rule).__name__.replace("8bit", "")
 
 
 def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
-    """Save or restore loss scaling: the attributes `_loss_scal...`, there once it is used."""
+    """Save or restore loss scaling: the attributes `_loss_scal...`, which exist once it is used."""
     own = vars(getattr(optimizer, "actual_optimizer", optimizer))
     now = {k: v for k, v in own.items() if k.startswith("_loss_scal")}
     own.update(saver("loss_scaling", now))
@@ -72,8 +73,8 @@ def _serialize_loss_scaling(optimizer: Any, saver: Any) -> None:
 def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
     """Save or restore the list of the parameters that ChainerMN has broadcast, if it is used.
 
-    An update broadcasts if the model has parameters that the wrapped optimizer has not noted; a
-    resumed run has equal parameters on all ranks already, and would lose an update.
+    An update broadcasts if the model has parameters that the wrapped optimizer has not recorded. A
+    resumed run already has equal parameters on all ranks, and would lose an update.
     """
     noted = vars(optimizer).get("target_params")
     if noted is not None:
@@ -82,10 +83,10 @@ def _serialize_broadcast(optimizer: Any, saver: Any) -> None:
 
 
 def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
-    """Save or restore hyperparameters, but for their link to those that they inherit from.
+    """Save or restore hyperparameters, except their link to the inherited ones.
 
     Raises:
-        SnapshotError: a switch is the other way, as with it AMSGrad has another state than Adam.
+        SnapshotError: a switch differs; for example, AMSGrad has another state than Adam.
     """
     if hyperparameters is None:
         return
@@ -100,8 +101,8 @@ def _serialize_hyperparameters(hyperparameters: Any, saver: Any) -> None:
 def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
     """Save or restore one update rule's numbers, hyper-parameters and float32 master.
 
-    Its kind and whether it has a state are saved for `expect_states`. A master that the rule does
-    not have is made.
+    Its kind and whether it has a state are saved for `expect_states`. A missing master is
+    created.
     """
     numbers = {k: v for k, v in vars(rule).items() if type(v) in (bool, int, float)}
     saved = saver("numbers", numbers)
@@ -123,8 +124,8 @@ def _serialize_rule(rule: Any, parameter: Any, saver: Any) -> None:
 def serialize_link(link: Any, saver: Any) -> None:
     """Save or restore variables that links keep between calls, such as an LSTM's state.
 
-    Variables with a graph are left out, as a graph is not saved. If the link has a ``reset_state``,
-    and so would continue from them, a warning is given.
+    Variables with a graph are omitted, because a graph is not saved. If the link has a
+    ``reset_state``, and so would continue from them, a warning is given.
     """
     if isinstance(saver, serializer.Serializer):
         kept = list(_kept_variables(link))
@@ -152,8 +153,8 @@ def _kept_variables(link: Any) -> Iterator[tuple[str, str, Any]]:
         grown = [name for name, value in kept if value.creator_node is not None]
         if grown and hasattr(each, "reset_state"):
             warn_at_program(
-                f"{path} keeps {', '.join(grown)} with a graph behind, which a snapshot does not "
-                "hold: a run that goes on from it would begin without. Cut the graph after each "
+                f"{path} keeps {', '.join(grown)} with a graph, which a snapshot cannot hold: "
+                "a resumed run would begin without. Cut the graph after each "
                 "update, by loss.unchain_backward()",
                 SnapshotWarning,
             )

@@ -1,4 +1,4 @@
-"""Random generators, saved and put back: NumPy's, Python's, CuPy's."""
+"""Random generators, saved and restored: NumPy's, Python's, CuPy's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from umem.errors import SnapshotError
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 _POSITIONS = {"pos": 624, "buffer_pos": 4}
-"""The buffer positions of Mersenne Twister and Philox, and their bounds: NumPy checks everything of
+"""The buffer positions of Mersenne Twister and Philox, and their bounds: NumPy checks every part of
 a state but these, and would read beyond the buffer."""
-
 
 def serialize_global(saver: Any) -> None:
     """Save or restore the global generators of Python, NumPy and CuPy.
 
-    CuPy's cannot be read. So at each saving a seed is drawn from it and it begins anew from that
-    seed, in a run that is never interrupted too: what follows depends on the seed alone, which is
-    saved. It is done for the GPUs that the run uses; on another one a generator would take a
-    context, which takes some hundred MiB of VRAM.
+    CuPy's cannot be read. So each saving draws a seed from it and restarts it from that seed, even
+    in a run that is never interrupted: later numbers depend only on the seed, which is saved. This
+    is done for the GPUs that the run uses; on another GPU a generator would create a context, which
+    takes some hundred MiB of VRAM.
     """
     global_numpy, global_python = GLOBAL_GENERATORS
     serialize_generator(global_numpy, saver["numpy"])
@@ -47,11 +46,11 @@ def serialize_generator(generator: Any, saver: Any, name: str = "state") -> None
         generator: a `random.Random`, or NumPy's ``Generator`` or ``RandomState``.
         saver: one of Chainer's serializers: called with a name and the current state, it returns
             the state to set.
-        name: of the state in the snapshot.
+        name: the name of the state in the snapshot.
 
     Raises:
         SnapshotError: a position of the state is outside of its buffer.
-        whatever the generator raises for a state of another kind.
+        The generator's errors for a state of another kind.
     """
     set_state(generator, saver(name, state_of(generator)))
 
@@ -66,7 +65,7 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Set the state of a generator; see `serialize_generator` for what is raised."""
+    """Set the state of a generator; raises as `serialize_generator`."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
         return
@@ -86,9 +85,9 @@ def is_global(generator: Any) -> bool:
 
 
 def _serialize_cupy(saver: Any) -> None:
-    """Reseed GPUs' generators: when saving, by a seed each draws; when loading, by the saved one.
+    """Reseed GPUs' generators: when saving, with a seed each draws; when loading, with the saved.
 
-    When saving, those of GPUs in use; when loading, those of `_saved_gpus`.
+    When saving, the generators of GPUs in use; when loading, those from `_saved_gpus`.
     """
     saving = isinstance(saver, serializer.Serializer)
     for saved, ordinal in _used_gpus(saver) if saving else _saved_gpus(saver):
@@ -106,8 +105,8 @@ def _used_gpus(saver: Any) -> list[tuple[int, int]]:
 def _saved_gpus(saver: Any) -> list[tuple[int, int]]:
     """List the GPUs whose seeds were saved, each with its counterpart here.
 
-    One saved GPU has the one in use here for its counterpart, if that is one. Otherwise each has
-    itself; those not visible here are left out.
+    A single saved GPU corresponds to the single GPU in use here. Otherwise each corresponds to
+    itself; those not visible here are omitted.
     """
     saved, used = [int(name) for name in saver.names()], saver.gpus | _gpus_with_generators()
     if len(saved) == len(used) == 1:
@@ -117,5 +116,5 @@ def _saved_gpus(saver: Any) -> list[tuple[int, int]]:
 
 
 def _gpus_with_generators() -> set[int]:
-    # CuPy's own record of them, which asking by `get_random_state` would add to.
+    # CuPy's own record of them; asking by `get_random_state` would add to it.
     return set(cuda.cupy.random._generator._random_states)

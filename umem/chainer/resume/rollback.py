@@ -11,8 +11,8 @@ import numpy as np
 from umem.chainer.resume.random_states import GENERATORS, set_state, state_of
 
 _LEFT_OUT = frozenset({"dataset", "_dataset", "_datasets", "_comm", "_prefetch_loop", "_pool"})
-"""Attributes of Chainer's iterators and datasets that are not followed: data, and state of other
-threads."""
+"""Attributes of Chainer's iterators and datasets that are not followed: data, and other threads'
+state."""
 _PACKAGES = ("chainer", "chainermn", "umem")
 _ABSENT = object()
 
@@ -20,8 +20,8 @@ _ABSENT = object()
 class Rollback:
     """Remembers the attributes and containers of objects, recursively, to restore them.
 
-    Followed are containers, random generators, objects of Chainer and of umem, and whatever has a
-    method ``serialize``. Contents of arrays are not copied, datasets are left out.
+    Followed are containers, random generators, objects of Chainer and of umem, and any object with
+    a method ``serialize``. Contents of arrays are not copied, datasets are omitted.
 
     Cost: a copy of each object's dictionary, and of each generator's state.
     """
@@ -68,7 +68,7 @@ def _content(value: Any) -> Any:
 
 
 def _below(value: Any, content: Any) -> Iterator[Any]:
-    """Yield the objects that are followed from another one."""
+    """Yield the followed objects of another one."""
     if isinstance(value, GENERATORS):
         return
     if isinstance(value, dict):
@@ -80,14 +80,14 @@ def _below(value: Any, content: Any) -> Iterator[Any]:
 
 
 def _refill(value: Any, content: Any) -> None:
-    """Give a container its former items, if it has others now."""
+    """Restore a container's former items, if it has others now."""
     if value != content if isinstance(value, set) else not _is_same(value, content):
         value.clear()
         (value.extend if isinstance(value, (list, deque)) else value.update)(content)
 
 
 def _is_same(value: Any, content: Any) -> bool:
-    """Compare by identity, as values may be arrays."""
+    """Compare by identity, because values may be arrays."""
     if len(value) != len(content):
         return False
     pairs = zip(value, content, strict=True)
@@ -97,7 +97,7 @@ def _is_same(value: Any, content: Any) -> bool:
 
 
 def _set_attributes(now: dict[str, Any], content: dict[str, Any]) -> None:
-    """Give an object's dictionary its former entries."""
+    """Restore the former entries of an object's dictionary."""
     for name in now.keys() - content.keys():
         del now[name]
     for name, was in content.items():

@@ -39,11 +39,11 @@ _PLAIN = ("chainer.", "chainermn.", "umem.")
 
 
 class RunState:
-    """The parts of a run, with the state that Chainer does not save of them.
+    """The parts of a run, including the state that Chainer does not save.
 
     Args:
-        parts: by name: a Trainer, links, optimizers, iterators, anything else with a method
-            ``serialize``, random generators, and values that JSON can say.
+        parts: by name: a Trainer, links, optimizers, iterators, any other object with a method
+            ``serialize``, random generators, and JSON values.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class RunState:
         """Collect the run's state; CuPy's generators are reseeded."""
         collector = Collector()
         self.serialize(collector)
-        serialize_global(collector["random"])  # last, since parts may draw from them
+        serialize_global(collector["random"])  # last, because parts may draw from them
         for name, value in self._values.items():
             collector["values"](name, value)
         collector.values[_ON_GPU] = collector.on_gpu()
@@ -74,14 +74,14 @@ class RunState:
     def restore(self, snapshot: SavedRun) -> dict[str, Any]:
         """Restore the run from a snapshot; returns the plain values saved with it.
 
-        Attributes and small arrays are loaded at once, and put back if the snapshot is refused. The
-        arrays of models and optimizers are read last, into place, when all the rest is loaded: so
-        nothing large is there twice.
+        Attributes and small arrays are loaded at once, and restored if the snapshot is refused. The
+        arrays of models and optimizers are read last, into place, when all the rest is loaded, so
+        that no large array exists twice.
 
         Raises:
             SnapshotError: it is of another model, or of other parts, or damaged.
-            KeyboardInterrupt: while those last arrays are read. The run is loaded then; whatever
-                else is raised, it is as it was.
+            KeyboardInterrupt: while those last arrays are read; the run is then loaded. After any
+                other error it is as before.
         """
         before = _Before(self)
         distributor = None
@@ -103,20 +103,20 @@ class RunState:
         try:
             distributor.swap()
         except KeyboardInterrupt:
-            distributor.swap()  # again, to its end: a run that is loaded in part is of no use
+            distributor.swap()  # again, to its end: a partly loaded run is of no use
             raise
         return found
 
     def _load(self, distributor: Distributor) -> dict[str, Any]:
-        """Load all parts, but for the arrays that are postponed."""
+        """Load all parts, except for the postponed arrays."""
         parameters = (p for link in self._links.values() for p in link.params())
         if any(p.array is None for p in parameters):
-            # What is kept beside a parameter can be put back once it is there.
+            # Values beside a parameter can be restored only once it exists.
             self._load_once(distributor)
         self._load_once(distributor)
         saved = distributor["values"]
         values = {name: saved(name, None) for name in saved.names()}
-        serialize_global(distributor["random"])  # last: CuPy's cannot be put back
+        serialize_global(distributor["random"])  # last: CuPy's cannot be rolled back
         return values
 
     def objects(self) -> list[Any]:
@@ -129,7 +129,7 @@ class RunState:
     def large_arrays(self) -> list[Any]:
         """List the arrays of models and optimizers whose ``serialize`` is Chainer's or umem's.
 
-        One of the user's may compute from what it loads, and so must find it in place.
+        A user's own may compute from the values that it loads, and so must find them in place.
         """
         collector = Collector()
         for number, part in enumerate((*self._links.values(), *self._optimizers.values())):
@@ -144,7 +144,7 @@ class RunState:
         self.serialize(distributor)
 
     def serialize(self, saver: Any) -> None:
-        """Save or load every part in turn, the global generators excluded."""
+        """Save or load every part in turn, except the global generators."""
         for name, part in self._parts.items():
             if not isinstance(part, GENERATORS):
                 part.serialize(saver["parts"][name])
@@ -171,7 +171,7 @@ class RunState:
 
         Args:
             snapshot: the snapshot to load.
-            live: what the run is now.
+            live: the run's present state.
             stays: names of arrays that are not loaded, and need not match.
 
         Raises:
@@ -182,8 +182,8 @@ class RunState:
             count = snapshot.values.get(f"accumulations/{name}/group/count", 0)
             if count and not accumulations(optimizer):
                 raise _OtherRunError(
-                    f"{short(snapshot.path)} was saved after {count} calls of update of a group "
-                    "of umem.chainer.accumulate: resume inside of its block"
+                    f"{short(snapshot.path)} was saved in a group of umem.chainer.accumulate, "
+                    f"after {count} calls of update: resume inside of its block"
                 )
         saved = snapshot.arrays
         for name, array in sorted(live.arrays.items()):
@@ -248,9 +248,9 @@ def _refusal(snapshot: SavedRun, error: Exception, name: str) -> SnapshotError:
     """Return the error for a snapshot that cannot be loaded.
 
     Args:
-        snapshot: of which something could not be loaded.
+        snapshot: the snapshot that could not be loaded.
         error: raised by Chainer, NumPy or a part.
-        name: of what was read last.
+        name: the name that was read last.
     """
     if isinstance(error, _OtherRunError):
         return error
@@ -264,12 +264,12 @@ def _refusal(snapshot: SavedRun, error: Exception, name: str) -> SnapshotError:
 
 def _other_run(snapshot: SavedRun, what: str) -> SnapshotError:
     return _OtherRunError(
-        f"{short(snapshot.path)} is of another model or run: {what}. Make the objects as the "
-        "saved run had them, or name another folder to begin anew"
+        f"{short(snapshot.path)} is of another model or run: {what}. Make the objects as in the "
+        "saved run, or name another folder to begin anew"
     )
 
 
-# -- what is among the parts -------------------------------------------------------------------
+# -- the kinds of parts ------------------------------------------------------------------------
 
 
 def _is_live(part: Any) -> bool:
@@ -287,7 +287,7 @@ def _targets_left_out(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _serialized_with(part: Any) -> Iterator[Any]:
-    """Yield what a link or an optimizer serializes: its links, or itself and its update rules."""
+    """Yield the objects that a link or optimizer serializes: links, or itself and its rules."""
     if isinstance(part, chainer.Link):
         yield from part.links()
         return
@@ -320,11 +320,11 @@ def _iterators(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _divided_anew(
     values: Mapping[str, Any], parts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Move iterators to the same share of an epoch, in a new order, where ranks now have another
+    """Move iterators to the same share of an epoch, in a new order, if ranks now have another
     number of samples.
 
     Returns:
-        the values to go on from; and the names of what stays as it is.
+        The values to continue from; and the names of values that stay as they are.
     """
     found, stays = dict(values), set()
     for name, iterator in _iterators(parts):

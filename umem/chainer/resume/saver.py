@@ -1,4 +1,4 @@
-"""Saving of one run: copied while it waits, written in the background."""
+"""Saving of one run: it is copied while it waits, and written in the background."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Resumed:
     """The result of resuming a run.
 
     Attributes:
-        step: updates that it had made; 0 where there was no snapshot.
-        path: the snapshot, None where there was none.
+        step: the updates that it had made; 0 if there was no snapshot.
+        path: the snapshot; None if there was none.
         values: the plain values that were saved with it.
     """
 
@@ -51,13 +51,13 @@ class RunSaver:
     Thread-safety: none; it belongs to the training thread. Copies are written in the background.
 
     Args:
-        folder: it and its parents are made where they are missing.
-        keep: how many snapshots stay, the newest.
-        on_error: the reaction to one that cannot be written: "raise", or "warn" and go on.
+        folder: created with its parents if missing.
+        keep: how many of the newest snapshots to keep.
+        on_error: the reaction to one that cannot be written: "raise", or "warn" and continue.
         operations: the disk.
 
     Raises:
-        StateError: another run writes to the folder. FileError: it cannot be made or written to.
+        StateError: another run writes to the folder. FileError: it cannot be created or written.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RunSaver:
         self._take_folder()
 
     def _take_folder(self) -> None:
-        """Claim the folder, and remove what killed runs left in it.
+        """Claim the folder, and remove the remains of killed runs in it.
 
         Raises:
             StateError: another run writes to it.
@@ -136,9 +136,9 @@ class RunSaver:
         """Copy the run and write the copy in the background; waits for the previous snapshot.
 
         Raises:
-            FileError: the disk has no room, or the snapshot before could not be written; not
-                where ``on_error`` is "warn".
-            StateError: a later snapshot is there that this run was not resumed from.
+            FileError: the disk has no room, or the snapshot before could not be written; not if
+                ``on_error`` is "warn".
+            StateError: there is a later snapshot, from which this run was not resumed.
         """
         self.wait()
         collected = state.collect()
@@ -154,12 +154,12 @@ class RunSaver:
     def _expect_no_later(self, step: int) -> None:
         """Raise if the folder has a later snapshot, which a resumed run would take for its own."""
         if self._last is not None and step >= self._last:
-            return  # what is later than where it was put back to was not whole
+            return  # a snapshot later than the restored one was not complete
         places = places_in(self._operations, self.folder)
         if places and places[-1][0] > step:
             raise StateError(
                 f"step {step} cannot be saved: {short(self.folder)} has step {places[-1][0]} of a "
-                "run that this one was not resumed from, and whoever resumes would get that. "
+                "run from which this one was not resumed, and a resumed run would use that. "
                 "Call resume_run before the loop, or name another folder to begin anew"
             )
 
@@ -178,7 +178,7 @@ class RunSaver:
         """Wait until the last snapshot is on the disk.
 
         Raises:
-            FileError: it could not be written; not where ``on_error`` is "warn".
+            FileError: it could not be written; not if ``on_error`` is "warn".
         """
         try:
             self._writer.wait()
@@ -188,7 +188,7 @@ class RunSaver:
     def close(self) -> None:
         """Wait as `wait` does, and release the folder.
 
-        Where an error is on its way already, one of writing is only warned of.
+        If another error is propagating already, a write error is only a warning.
         """
         if sys.exc_info()[0] is not None:
             self.on_error = "warn"
@@ -201,14 +201,14 @@ class RunSaver:
     def _raise_or_warn(self, error: FileError) -> None:
         if self.on_error == "raise":
             raise error
-        warn_at_program(f"{error}; training goes on", SnapshotWarning)
+        warn_at_program(f"{error}; training continues", SnapshotWarning)
 
 
 def check_options(keep: Any, on_error: Any) -> None:
     """Check the options of a saver.
 
     Raises:
-        SizeError: one is not; the message names what it may be.
+        SizeError: one is invalid; the message lists the valid values.
     """
     if type(keep) is not int or keep < 1:
         raise SizeError(f"keep must be a whole number from 1 on, got {quoted(keep)}")

@@ -36,16 +36,16 @@ from umem.snapshots import (
 class SaverOfRanks(RunSaver):
     """Saves one run of several ranks to one folder, each rank writing its part.
 
-    A snapshot is whole or not there: the first rank gives it its name once all have written and
-    synchronised their files. What a rank has like the first one, such as weights, is written once;
-    of state in shards every rank writes its own, and none ever holds the whole.
+    A snapshot is complete or missing: the first rank gives it its name once all have written and
+    synchronised their files. Arrays that a rank shares with the first one, such as weights, are
+    written once; every rank writes its own shards of state, and none ever holds the whole.
 
-    Every rank calls each method but `wait` and `close`, in the same order. Returns once the
-    snapshot is on the disk: nothing is written in the background, where MPI must not be called.
+    Every rank calls each method except `wait` and `close`, in the same order. A call returns once
+    the snapshot is on the disk: nothing is written in the background, where MPI must not be called.
 
     Args:
         comm: a communicator of ChainerMN or of mpi4py.
-        folder: one that all ranks see; the first one's path is taken.
+        folder: one that all ranks see; the first one's path is used.
 
     Raises:
         As `RunSaver`, the same error on all ranks.
@@ -74,8 +74,8 @@ class SaverOfRanks(RunSaver):
         """Read the newest complete snapshot; each rank verifies its share of the files.
 
         Returns:
-            the snapshot, or None where there is no complete one; and for each newer one that was
-            passed over, what is wrong with it.
+            The snapshot, or None if there is no complete one; and for each newer one that was
+            skipped, the reason.
         """
         places = self._on_first(lambda: places_in(self._operations, self.folder))
         skipped: list[str] = []
@@ -98,7 +98,7 @@ class SaverOfRanks(RunSaver):
         """Write the run, and wait until it is on the disk.
 
         Raises:
-            FileError: the disk has no room, or it cannot be written; not where ``on_error`` is
+            FileError: the disk has no room, or it cannot be written; not if ``on_error`` is
                 "warn". StateError: see `RunSaver.save`. The same error on all ranks.
         """
         collected = state.collect()

@@ -1,4 +1,4 @@
-"""Layouts of arrays in a buffer, by which they are restored in memory that was fetched."""
+"""Layouts of arrays in a buffer, to restore them in fetched memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from umem.trace.recording import address_of, root_of
 
 
 class Ground(NamedTuple):
-    """Restored memory: the array that owns it, and the byte in it where the contents begin."""
+    """Restored memory: the array that owns it, and the byte at which the contents begin."""
 
     root: Any
     skew: int
@@ -40,7 +40,7 @@ class ArrayLayout(NamedTuple):
         return cls(address_of(array) - start, array.shape, array.dtype, array.strides, type(array))
 
     def on(self, ground: Ground) -> Any:
-        """Make an array of this layout in other memory, or return its owner where it is equal."""
+        """Make an array of this layout in other memory, or return its owner if it is equal."""
         root, offset = ground.root, ground.skew + self.offset
         same = (0, self.shape, self.dtype, self.strides, self.kind)
         if same == (offset, root.shape, root.dtype, root.strides, type(root)):
@@ -53,7 +53,7 @@ class ArrayLayout(NamedTuple):
     def _on_cupy(self, root: Any, offset: int) -> Any:
         """Make an array of CuPy at this offset: a view that refers to the root, if it is dense.
 
-        With gaps it refers to the root's memory alone.
+        With gaps it refers only to the root's memory.
         """
         if not _fills(self.shape, self.strides, self.dtype.itemsize):
             xp = chainer.backend.get_array_module(root)

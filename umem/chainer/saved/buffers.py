@@ -1,4 +1,4 @@
-"""Buffers: memory of saved tensors, with all slots of Chainer's tape whose arrays lie on it."""
+"""Buffers: memory of saved tensors, with all slots of Chainer's tape whose arrays are in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Buffer:
         self.kind = type(root)
         self.pin_count = 0
         self._kept: Any = None
-        self._skew = 0  # of the contents' first byte, from the root's
+        self._skew = 0  # the offset of the contents' first byte from the root's
 
     def __del__(self) -> None:
         if self.sent is not None:
@@ -58,16 +58,16 @@ class Buffer:
         self.sent, self._skew = None, 0
 
     def root(self) -> Any:
-        """Return the array that owns the memory now; None if that array is dead."""
+        """Return the array that owns the memory now; None if that array was freed."""
         return self._root()
 
     def has(self, slot: Slot) -> bool:
-        """Tell whether a slot is known to be one of the buffer's."""
+        """Tell whether a slot is known to belong to the buffer."""
         known = self._slots.get(slot.key)
         return known is not None and known.owner() is slot.owner()
 
     def add(self, slot: Slot) -> None:
-        """Add a slot whose array lies on the memory."""
+        """Add a slot whose array is in the memory."""
         if not self.has(slot):
             self._slots[slot.key] = slot
 
@@ -77,20 +77,20 @@ class Buffer:
         return bool(self._slots)
 
     def _is_at(self, slot: Slot) -> bool:
-        """Tell whether a slot holds an array on the memory, or lacks the one offloaded."""
+        """Tell whether a slot holds an array in the memory, or lacks the offloaded one."""
         array = slot.get()
         if self.is_below:
             return array is None and slot.owner() is not None
         return array is not None and root_of(array) is self._root()
 
     def is_alone(self, but: Any = None) -> bool:
-        """Tell whether the tape alone refers to the memory, by counting references.
+        """Tell whether only the tape refers to the memory, by counting references.
 
-        Others, such as a variable, a view or the program itself, could edit the memory, and while
-        they refer to it, dropping the tape's arrays frees nothing.
+        A variable, a view or the program itself could edit the memory, and while they refer to it,
+        dropping the tape's arrays frees nothing.
 
         Args:
-            but: a function whose state is taken to be held by the tape alone.
+            but: a function whose state is assumed to be held only by the tape.
         """
         slots = self._slots.values()
         if not all(slot.owner() is but or _is_private(slot) for slot in slots if slot.is_state):
@@ -111,20 +111,20 @@ class Buffer:
         )
 
     def can_be_restored(self) -> bool:
-        """Tell whether all arrays on the memory can be restored: on CuPy, only dense ones can."""
+        """Tell whether all arrays in the memory can be restored: on CuPy, only dense ones can."""
         if isinstance(self._root(), np.ndarray):
             return True
         return all(is_dense(slot.get()) for slot in self._slots.values())
 
     def let_go(self, keep: bool = False) -> None:
-        """Empty the slots, and note the layouts of their arrays: only `sent` has the contents then.
+        """Empty the slots, and record the layouts of their arrays: only `sent` has the contents.
 
         Args:
-            keep: keep the memory too, for a `restore` that comes soon; until `drop_kept`.
+            keep: also keep the memory, for a `restore` that comes soon; until `drop_kept`.
         """
         root = self._root()
         start = address_of(root) + self._skew
-        self.is_below = True  # first: after an interruption `restore` fills what is empty
+        self.is_below = True  # first: after an interruption `restore` fills the empty slots
         for key, slot in self._slots.items():
             self._layouts[key] = ArrayLayout.of(slot.get(), start)
             slot.put(None)
@@ -140,7 +140,7 @@ class Buffer:
         Slots whose arrays had the same layout share one array. `sent` stays, until `forget`.
 
         Raises:
-            what `Sent.array` raises; nothing has changed.
+            The errors of `Sent.array`; nothing has changed.
         """
         assert self.sent is not None
         root = self._kept
@@ -159,10 +159,10 @@ class Buffer:
 
 
 def _no_address_is_held(arrays: list[Any]) -> bool:
-    """Tell whether no other array of CuPy lies on the memory of these, by counting references.
+    """Tell whether no other array of CuPy is in the memory of these, by counting references.
 
-    An array that is made from an address, as by ``as_strided``, has no base: it refers to the
-    pointer, or to the memory by a pointer of its own. The arrays given are all different.
+    An array from an address, as by ``as_strided``, has no base: it refers to the pointer, or to the
+    memory by its own pointer. The given arrays are all different.
     """
     pointers = Counter(id(array.data) for array in arrays)
     if any(sys.getrefcount(array.data) - 1 != pointers[id(array.data)] for array in arrays):
@@ -171,7 +171,7 @@ def _no_address_is_held(arrays: list[Any]) -> bool:
 
 
 def _is_private(slot: Slot) -> bool:
-    """Tell whether only the graph refers to the function that a slot's state is on."""
+    """Tell whether only the graph refers to the function that has a slot's state."""
     outputs = (node() for node in slot.owner().outputs or ())
     count = sum(node is not None and node.creator_node is slot.owner() for node in outputs)
     return sys.getrefcount(slot.owner()) - 1 == count

@@ -1,9 +1,9 @@
 """The slots of Chainer's tape: where a function holds the arrays that its backward reads.
 
-The only module that knows them. They are private names of Chainer 7.8, because there is no public
-way to drop a retained array: ``VariableNode._data`` holds retained inputs and outputs,
-``FunctionNode._retained_output_data`` holds retained outputs once more, and everything else that
-backward reads, the function state, is in attributes of the function; for an old-style function, in
+Only this module knows them. They are private names of Chainer 7.8, because there is no public way
+to drop a retained array: ``VariableNode._data`` holds retained inputs and outputs,
+``FunctionNode._retained_output_data`` holds retained outputs again, and all other arrays that
+backward reads, the function state, are in attributes of the function; for an old-style function, in
 attributes of its `chainer.Function`.
 """
 
@@ -31,8 +31,8 @@ NODE_ATTRIBUTES = frozenset((
     "_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count",
     "_retained_output_data", "_use_cudnn", "_local_function_hooks", "_n_local_function_hooks",
 ))  # fmt: skip
-"""Attributes that every function node has, Chainer's private ones included: they are no function
-state, but the graph, layouts, and retained inputs and outputs, which have slots of their own."""
+"""Attributes of every function node, including Chainer's private ones: they are not function state,
+but the graph, layouts, and retained inputs and outputs, which have their own slots."""
 
 
 class Slot:
@@ -56,16 +56,16 @@ class Slot:
         return id(self._owner()), self._name, self._index
 
     def owner(self) -> Any:
-        """Return the object that has the slot; None if that object is dead."""
+        """Return the object that has the slot; None if that object was freed."""
         return self._owner()
 
     def get(self) -> Any:
-        """Return the array in the slot; None if the slot is empty, or its owner is dead."""
+        """Return the array in the slot; None if the slot is empty, or its owner was freed."""
         value = getattr(self._owner(), self._name, None)
         return value if self._index is None or value is None else value[self._index]
 
     def put(self, array: Any) -> None:
-        """Put an array, or None, into the slot; without effect if its owner or tuple is gone."""
+        """Put an array, or None, into the slot; no effect if its owner or tuple was freed."""
         owner = self._owner()
         if owner is None:
             return
@@ -77,13 +77,13 @@ class Slot:
         setattr(owner, self._name, array)
 
     def maker(self) -> Any:
-        """Return the function whose output or state the array is; None for a graph's input."""
+        """Return the function that made the array, as output or state; None for a graph's input."""
         owner: Any = self._owner()
         return owner.creator_node if self._name == "_data" else owner
 
     @property
     def is_state(self) -> bool:
-        """True if the slot holds function state: no retained input or output."""
+        """True if the slot holds function state, not a retained input or output."""
         return self._name not in ("_data", "_retained_output_data")
 
 
@@ -95,7 +95,7 @@ def node_slot(node: Any) -> Slot:
 def slots_of(func: Any) -> Iterator[Slot]:
     """Yield the slots of the saved tensors of a function that has run forward.
 
-    The state of an old-style function is left out, as the program may hold that function.
+    The state of an old-style function is omitted, because the program may hold that function.
     """
     yield from retained_slots(func)
     if not isinstance(func, FunctionAdapter):
@@ -128,7 +128,7 @@ def state_slots(func: Any, names: Iterable[str]) -> list[Slot]:
 
 
 def output_nodes(func: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the variable nodes of a function's outputs that are alive, each with its index."""
+    """Yield the live variable nodes of a function's outputs, each with its index."""
     for index, reference in enumerate(func.outputs):
         node = reference()
         if node is not None:
@@ -153,7 +153,7 @@ def refill_outputs(func: Any, outputs: Sequence[Any], held: Iterable[int]) -> No
     Args:
         func: the function.
         outputs: all outputs of the function.
-        held: indexes of the outputs to put into their variable nodes, where these are alive.
+        held: indexes of the outputs to put into their variable nodes, if these are alive.
     """
     for index in held:
         node = func.outputs[index]()
@@ -202,7 +202,7 @@ def functions_behind(nodes: Iterable[Any]) -> list[Any]:
 
 
 def put_state_back(owner: Any, attributes: Mapping[str, Any]) -> None:
-    """Give a function the attributes that it had before a forward that failed."""
+    """Restore the attributes that a function had before a failed forward."""
     vars(owner).clear()
     vars(owner).update(attributes)
 
@@ -210,9 +210,9 @@ def put_state_back(owner: Any, attributes: Mapping[str, Any]) -> None:
 def values_on(func: Any) -> list[Any]:
     """Return the values of a function's attributes, and perhaps its class.
 
-    ``__dict__`` is not asked for: Python up to 3.12 would then make a dictionary that the function
-    has not needed so far, and Chainer's use of the function would be slower from then on, by about
-    a microsecond an operation.
+    ``__dict__`` is not used: Python up to 3.12 would then make a dictionary that the function has
+    not needed so far, and Chainer's later use of the function would be slower by about a
+    microsecond an operation.
     """
     values = get_referents(func)
     if dict in map(type, values):  # it has a dictionary already
@@ -223,12 +223,12 @@ def values_on(func: Any) -> list[Any]:
 def holds_nothing(func: Any) -> bool:
     """Tell cheaply whether a function certainly has no arrays as function state.
 
-    True if all its attributes are plain values, except for the tuples that `FunctionNode.apply`
-    makes: two of layouts, two of the graph (inputs and outputs), and those of retained indexes and
-    outputs, if any. False may be wrong.
+    True if all its attributes are plain values, except for the tuples of `FunctionNode.apply`: two
+    of layouts, two of the graph (inputs and outputs), and those of retained indexes and outputs, if
+    any. False may be wrong.
     """
     kinds = [*map(type, get_referents(func))]
-    # Chainer's privates, read because each may be one more tuple; there is no public way to ask.
+    # Chainer's privates, read because each may be one more tuple; there is no public access.
     tuple_count = 2 if func.inputs is None else 4
     if func._input_indexes_to_retain.__class__ is tuple:
         tuple_count += 1
@@ -281,9 +281,9 @@ def find_arrays(key: str, value: Any, found: list[tuple[str, Any]]) -> None:
 class Stash:
     """The function state of one call: can be dropped, restored and, for dropout, packed.
 
-    State that was drawn at random is never dropped, as recomputing would draw anew. The mask of
-    `chainer.functions.dropout` on arrays of NumPy or CuPy, zeros and one scale, can be packed to
-    one bit an element. Masks that the user gave, and cuDNN's own states, stay as they are.
+    State that was drawn at random is never dropped, because recomputing would draw again. The mask
+    of `chainer.functions.dropout` on arrays of NumPy or CuPy, zeros and one scale, can be packed to
+    one bit an element. Masks from the user, and cuDNN's own states, stay as they are.
 
     Args:
         kind: the function's class.
@@ -308,7 +308,7 @@ class Stash:
         self.names = names
 
     def drop(self, func: Any) -> None:
-        """Empty the slots of the state, unless the state was drawn or the function is gone."""
+        """Empty the slots of the state, unless the state was drawn or the function was freed."""
         if func is None or self._draws or not self.names:
             return
         for slot in state_slots(func, self.names):
@@ -327,11 +327,11 @@ class Stash:
         self.is_dropped = False
 
     def came_back(self) -> None:
-        """Record that the function was recomputed, which has made the state anew."""
+        """Record that the function was recomputed, which has computed the state again."""
         self.is_dropped = False
 
     def pack(self, func: Any) -> None:
-        """Pack a dropout's mask to bits, and drop the mask; without effect where there is none."""
+        """Pack a dropout's mask to bits, and drop the mask; no effect without a mask."""
         if func is None or not self._has_mask or "mask" not in self.names or func.mask is None:
             return
         if self._packed is None:
@@ -348,7 +348,7 @@ class Stash:
 
 
 NO_STASH = Stash(object)
-"""The state of all calls without any: one object, as there are many."""
+"""The state of all calls without state: one object, because there are many."""
 
 
 def packing(func: Any, arrays: Mapping[str, Sequence[Any]]) -> tuple[int, int]:

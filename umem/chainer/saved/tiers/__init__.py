@@ -4,7 +4,7 @@
 
     tier.py             is the interface of a target
     tiers.py            opens a target, and measures its link
-    file_tier.py        is a file without a name, in a folder of the user's
+    file_tier.py        is a file without a name, in the user's folder
     pinned.py           is pinned host memory; it never ran on a real GPU
     simulated.py        is pinned memory of a virtual GPU: contents are copied, the time is
                         simulated

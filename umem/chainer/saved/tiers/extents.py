@@ -1,4 +1,4 @@
-"""Allocation of extents in a file or slab, which grows only where no free extent fits."""
+"""Allocation of extents in a file or slab, which grows only if no free extent fits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ A guess, below Linux's 65,530 maps a process (vm.max_map_count)."""
 
 def most_mappings() -> int:
     """Return the most maps at a time: `MOST_MAPPINGS`, or half of the file descriptors."""
-    import resource  # POSIX has it
+    import resource  # available on POSIX
 
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST_MAPPINGS if descriptors < 0 else min(MOST_MAPPINGS, descriptors // 2)
 
 
 class Extent:
-    """A range of bytes of the file, allocated for as long as this object is referenced."""
+    """A range of bytes of the file, allocated while this object is referenced."""
 
     __slots__ = ("__weakref__", "nbytes", "start")
 
@@ -33,12 +33,12 @@ class Extent:
 
 
 class Extents:
-    """A best-fit allocator of whole pages in a file, which grows where no free extent fits.
+    """A best-fit allocator of whole pages in a file, which grows if no free extent fits.
 
     Attributes:
         end_bytes: the size of the file.
 
-    Thread-safety: one thread at a time calls `take`; extents may die in any thread, at any moment.
+    Thread-safety: one thread at a time calls `take`; any thread may free extents, at any moment.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Extents:
             may_grow: called with the bytes to grow by; tells whether the file may.
 
         Returns:
-            the extent; None where no free one fits and the file may not grow.
+            The extent; None if no free one fits and the file may not grow.
         """
         while self._dead:
             self._free_range(*self._dead.popleft())

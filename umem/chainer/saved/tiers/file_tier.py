@@ -1,9 +1,9 @@
-"""The offload target of NumPy's arrays: one file in a folder that the user names, memory-mapped.
+"""The offload target of NumPy's arrays: one file in the user's folder, memory-mapped.
 
-The file has no name: the system removes it when the process ends, however it ends, so a kill
-leaves nothing, and neither other runs nor forked processes can find it. A thread writes the arrays
-that are sent. A fetched array is the file itself, mapped privately: its pages are the system's
-cache until somebody writes to them, and leave the process when the array dies.
+The file has no name: the system removes it when the process ends, however it ends, so a kill leaves
+nothing, and neither other runs nor forked processes can find it. A thread writes the sent arrays. A
+fetched array is the file itself, mapped privately: its pages are the system's cache until they are
+written to, and leave the process when the array is freed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ from umem.errors import FileError, OffloadWarning, StateError, UnsupportedError,
 from umem.units import MIB, format_bytes, format_seconds
 
 LINE_BYTES = 64
-"""A fetched array has its former address modulo this cache line, on which speed depends."""
+"""A fetched array has its former address modulo this cache line, which affects speed."""
 ROOM_LEFT_BYTES = 64 * MIB
-"""At least this much of a disk's free space is left to others: a guess that no measurement
-supports."""
+"""At least this much of a disk's free space is left to others: a guess, not measured."""
 TRIM_BYTES = 8 * MIB
-"""After this many freed bytes the C library is asked to return free memory to the system:
-a guess that no measurement supports."""
+"""After this many freed bytes the C library is asked to return free memory to the system: a guess,
+not measured."""
 SLOW_SECONDS = 2.0
-"""The least time of waiting for the disk that a warning is given for: what a person notices."""
+"""The least time of waiting for the disk that causes a warning: noticeable for a person."""
 
 
 class _Mapping(mmap.mmap):
@@ -57,16 +56,16 @@ class FileTier:
 
     Attributes:
         name: a description, such as "a file in scratch".
-        process: the one that opened the file, and has the threads that write and read.
+        process: the process that opened the file, and has the threads that write and read.
         sent_bytes, fetched_bytes: bytes offloaded and fetched so far.
-        waited_seconds: how long the program waited for the file so far.
+        waited_seconds: the seconds that the program waited for the file so far.
 
     Thread-safety: any thread. A forked child process sends nothing, and cannot fetch.
 
     Raises:
-        FileError: there is no such folder, it cannot be written to, or it is memory itself. Nothing
-            was made.
-        UnsupportedError: the system is no POSIX one.
+        FileError: there is no such folder, it cannot be written to, or it is in memory itself.
+            Nothing was created.
+        UnsupportedError: the system is not POSIX.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
@@ -88,9 +87,9 @@ class FileTier:
         self._is_closed = False
 
     def send(self, array: Any) -> SentToFile | None:
-        """Begin to write an array that owns dense memory; None where the file has no room.
+        """Begin to write an array that owns dense memory; None if the file has no room.
 
-        Raises nothing: an `OffloadWarning` tells once that the disk is full.
+        Raises nothing: one `OffloadWarning` says that the disk is full.
         """
         if self._is_closed or not self.process.is_this():
             return None
@@ -102,7 +101,7 @@ class FileTier:
         return SentToFile(self, array, place, skew)
 
     def _room(self, more_bytes: int) -> bool:
-        """Tell whether the file may grow by some bytes; warn once where the disk is full."""
+        """Tell whether the file may grow by some bytes; warn once if the disk is full."""
         size = self._extents.end_bytes + more_bytes
         if self._limit is not None and size > self._limit:
             return False
@@ -110,8 +109,8 @@ class FileTier:
         if free is not None and free < more_bytes + ROOM_LEFT_BYTES:
             self._warn_once(
                 "room",
-                f"{short(self._folder)} has {format_bytes(free)} left, and {format_bytes(size)} "
-                "were to be there: what does not fit stays in memory. Make room, or name a "
+                f"{short(self._folder)} has {format_bytes(free)} left, but {format_bytes(size)} "
+                "were to be written: the rest stays in memory. Make room, or name a "
                 "folder on a larger disk",
             )
             return False
@@ -125,9 +124,9 @@ class FileTier:
         """Write an array to an extent, ``skew`` bytes in; runs in the writing thread.
 
         Args:
-            held: a list of the array alone, which is emptied, so that it drops the array.
+            held: a list of only the array; it is emptied, so that it drops the array.
             place: the extent.
-            skew: where in the extent the array's first byte is.
+            skew: the offset of the array's first byte in the extent.
 
         Raises:
             OSError: the system refuses; the extent has part of the array at most.
@@ -142,7 +141,7 @@ class FileTier:
     def map(self, place: Extent, nbytes: int) -> Any:
         """Map an extent as an array of uint8, its pages read into the cache.
 
-        A copy where too many maps are alive. Runs in the reading thread, or in one that waits.
+        A copy if too many maps are alive. Runs in the reading thread, or in one that waits.
         """
         mapping = _Mapping(
             self._file.fileno(), nbytes, flags=mmap.MAP_PRIVATE,
@@ -153,7 +152,7 @@ class FileTier:
         self._mappings.add(mapping)
         if len(self._mappings) > self._most_mappings:
             return flat.copy()
-        np.add.reduce(flat[::PAGE])  # a read of each page, without Python's lock
+        np.add.reduce(flat[::PAGE])  # reads each page, without Python's lock
         return flat
 
     def read_ahead(self, place: Extent, nbytes: int) -> Future[Any]:
@@ -175,7 +174,7 @@ class FileTier:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Add the block's time to `waited_seconds`; warn once where that is most of the run."""
+        """Add the block's time to `waited_seconds`; warn once if that is most of the run."""
         begun = time.monotonic()
         yield
         now = time.monotonic()
@@ -194,7 +193,7 @@ class FileTier:
         self._warn_once(
             "refused",
             f"cannot write to {short(self._folder)}: {reason(error)}; "
-            f"{format_bytes(self._extents.end_bytes)} are there: what is not stays in memory",
+            f"{format_bytes(self._extents.end_bytes)} are there: the rest stays in memory",
         )
 
     def _warn_once(self, kind: str, text: str) -> None:
@@ -203,7 +202,7 @@ class FileTier:
             warn_at_program(text, OffloadWarning)
 
     def close(self) -> None:
-        """Wait for reads and writes under way, and close the file; a second time does nothing.
+        """Wait for pending reads and writes, and close the file; a second time does nothing.
 
         Fetched arrays stay valid.
         """
@@ -221,9 +220,9 @@ class SentToFile:
 
     Args:
         tier: the target that has the file.
-        array: one that owns dense memory.
+        array: an array that owns dense memory.
         place: the extent of the file to write to.
-        skew: where in the extent the array's first byte is.
+        skew: the offset of the array's first byte in the extent.
     """
 
     def __init__(self, tier: FileTier, array: Any, place: Extent, skew: int) -> None:
@@ -245,7 +244,7 @@ class SentToFile:
         return write.done() and not write.cancelled() and write.exception() is None
 
     def let_go(self) -> None:
-        """Wait for the write and drop the array; where the write failed, warn and keep it."""
+        """Wait for the write and drop the array; if the write failed, warn and keep it."""
         if self._array is None or not self._tier.process.is_this():
             return
         if not self._write.done():
@@ -261,7 +260,7 @@ class SentToFile:
             raise error
 
     def fetch(self) -> None:
-        """Begin to read the array; a second time does nothing, nor while the array is not dropped.
+        """Begin to read the array; no effect a second time, or while the array is not dropped.
 
         Raises:
             StateError: in a process forked since the array was sent.
@@ -299,14 +298,14 @@ class SentToFile:
         return array
 
     def forget(self) -> None:
-        """Give up the extent, which is free once nothing is written to it or mapped from it."""
+        """Release the extent, which is free once nothing is written to it or mapped from it."""
         if self._tier.process.is_this():
             self._write.cancel()
         self._place = self._array = self._read = None
 
 
 def _trim() -> None:
-    """Have the GNU C library return its free pages to the system; elsewhere do nothing."""
+    """Make the GNU C library return its free pages to the system; elsewhere do nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

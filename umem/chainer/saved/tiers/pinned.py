@@ -1,15 +1,14 @@
 """The offload target of CuPy's arrays: pinned host memory, copied to and from during computation.
 
 Arrays are made on the computing stream, and copied on two more streams, one each way. Events order
-these: a copy to the host begins after the operations before it, the array is dropped only once the
-computing stream waits for that copy, a fetch begins after its memory is free in the computing
+these. A copy to the host begins after the operations before it. The array is dropped only once the
+computing stream waits for that copy. A fetch begins after its memory is free in the computing
 stream's order, and the computing stream waits for the fetch before the array is used. The computing
-stream is the one that is current where this module has entered no other, so that a copying stream
-never waits for itself. The host waits only where another thread frees an array of a per-thread
-default stream, which it cannot give work to.
+stream is the current one outside of this module's own streams, so that a copying stream never waits
+for itself. The host waits only if another thread frees an array of a per-thread default stream, to
+which it cannot give work.
 
-Never run on a real GPU; on the software GPU under streams that run late
-(docs/reference/offload.md).
+Never run on a real GPU; on the software GPU with streams that run late (docs/reference/offload.md).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, record_fetch, record_send, unrecorded
 from umem.chainer.saved.tiers.tier import Process
 from umem.devices import CONTEXT_FAULTS, available_bytes, pinned_room
-from umem.devices import cuda as gpu  # its names import CuPy, which need not be there
+from umem.devices import cuda as gpu  # its names import CuPy, which may be missing
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
 
@@ -33,7 +32,7 @@ from umem.units import MIB, format_bytes
 class PinnedTier:
     """Pinned host memory to which CuPy's arrays are offloaded, on streams of each GPU; see `Tier`.
 
-    An array is taken to be made on the stream that is current when it is sent, as Chainer's are.
+    An array is assumed to be made on the stream that is current when it is sent, as Chainer's are.
     Nothing is sent while that stream is captured, nor in a forked child process, where CUDA does
     not work. Not thread-safe: one thread at a time.
 
@@ -42,8 +41,8 @@ class PinnedTier:
             memory; None: no other limit.
 
     Attributes:
-        process: the one that opened the target.
-        waited_seconds: always 0: the GPU waits, and does not tell how long.
+        process: the process that opened the target.
+        waited_seconds: always 0: the GPU waits, and does not report for how long.
     """
 
     name = "pinned host memory"
@@ -73,7 +72,7 @@ class PinnedTier:
             return PinnedSent(self, lane, place, array)
 
     def close(self) -> None:
-        """Wait for all copies, and drop the pinned memory but for slabs with arrays sent and alive.
+        """Wait for all copies, and drop the pinned memory except slabs with live sent arrays.
 
         Does nothing a second time, nor in a forked child process.
         """
@@ -94,7 +93,7 @@ class Lane:
     Attributes:
         down, up: the streams of copies to the host, and to the GPU.
         slabs: the pinned memory.
-        forgotten: arrays whose places are to be given back by `tidy`.
+        forgotten: arrays whose places `tidy` will free.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -130,13 +129,13 @@ held_memory: dict[int, Any] = {}
 class PinnedUntilCopied:
     """Pinned memory that is freed when no copy can use it any more.
 
-    cudaFreeHost promises no wait for copies. So the thread that drops the last reference, which may
-    be the garbage collector's, waits for the GPU first; while any stream is captured, where a wait
-    is not allowed, the memory is never freed. By then streams and events may be gone, as the
-    collector finalises in any order: so the memory itself is in `held_memory`.
+    cudaFreeHost does not promise to wait for copies. So the thread that drops the last reference,
+    which may be the garbage collector's, first waits for the GPU. While any stream is captured,
+    where waiting is not allowed, the memory is never freed. Streams and events may be freed before,
+    because the collector finalises in any order: so the memory itself is in `held_memory`.
 
     Args:
-        memory: pinned, by CuPy.
+        memory: pinned, from CuPy.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -157,7 +156,7 @@ class PinnedSent:
 
     Args:
         tier, lane, place: the target, and the streams and the place to copy with.
-        array: one that owns dense memory.
+        array: an array that owns dense memory.
     """
 
     def __init__(self, tier: PinnedTier, lane: Lane, place: PinnedPlace, array: Any) -> None:
@@ -180,7 +179,7 @@ class PinnedSent:
     def is_gone(self) -> bool:
         """Tell whether the host's copy is complete, without waiting.
 
-        False in a forked child, and in a capture, where an event from outside cannot be asked.
+        False in a forked child, and in a capture, where an outside event cannot be queried.
         """
         if not self._tier.process.is_this() or self._is_in_capture():
             return False
@@ -189,13 +188,13 @@ class PinnedSent:
     def let_go(self) -> None:
         """Drop the array; the computing stream waits for its copy before it reuses the memory.
 
-        In a capture, which a wait for an event from outside would end, the array is kept.
+        In a capture, which waiting for an outside event would end, the array is kept.
         """
         if self._here is None or not self._tier.process.is_this() or self._is_in_capture():
             return
         if gpu.stream_order(self._stream.ptr) == self._order:
             self._stream.wait_event(self._last)
-        else:  # the handle is that of this thread's own stream here
+        else:  # here the handle is this thread's own stream
             self._last.synchronize()
         self._here = None
 
@@ -206,12 +205,12 @@ class PinnedSent:
         return _is_capturing() or _is_capturing(self._stream.ptr)
 
     def fetch(self) -> None:
-        """Begin to bring the array back.
+        """Begin to fetch the array.
 
         Raises:
             StateError: the computing stream is being captured, `forget` was called, or the process
                 was forked since the array was sent.
-            OutOfMemoryError: CuPy's, where the GPU has no room; the host still has the contents.
+            OutOfMemoryError: CuPy's, if the GPU has no room; the host still has the contents.
         """
         self._tier.process.check()
         if self._here is not None:
@@ -248,7 +247,7 @@ class PinnedSent:
     def forget(self) -> None:
         """Queue the place to be freed before the next array is sent or fetched.
 
-        Any thread may call it at any moment, as the garbage collector does: CUDA is not called.
+        Any thread may call it at any moment, as the garbage collector does: it does not call CUDA.
         """
         if not self._is_forgotten:
             self._is_forgotten = True
@@ -259,7 +258,7 @@ class PinnedSent:
     def free_place(self) -> bool:
         """Free the place; the next copy to the host waits for all copies of this array.
 
-        Returns whether it could: not while another thread captures the computing stream.
+        Returns whether it succeeded: not while another thread captures the computing stream.
         """
         self.let_go()
         if self._here is not None:
@@ -278,11 +277,11 @@ def _computing() -> Any:
     """Return the computing stream of the current device.
 
     Raises:
-        StateError: the stream is being captured, which a copy from outside cannot be part of.
+        StateError: the stream is being captured, and an outside copy cannot be part of that.
     """
     if _is_capturing():
         raise StateError(
-            "an array that was sent to the host cannot come back while the stream is captured: "
+            "an array that was sent to the host cannot be fetched while the stream is captured: "
             "run backward before the capture, or leave Offload"
         )
     return cuda.cupy.cuda.get_current_stream()
@@ -297,11 +296,11 @@ def _is_capturing(stream: int | None = None) -> bool:
 
 FIRST_BYTES = 64 * MIB
 """The least size of the first slab; each further slab is as large as all before it together.
-A guess that no measurement supports."""
+A guess, not measured."""
 
 
 class PinnedPlace(NamedTuple):
-    """A range of bytes of a slab, allocated for as long as its extent is referenced."""
+    """A range of bytes of a slab, allocated while its extent is referenced."""
 
     memory: Any
     extent: Extent
@@ -320,7 +319,7 @@ class Slab(NamedTuple):
     extents: Extents
 
     def take(self, nbytes: int) -> PinnedPlace | None:
-        """Allocate a place of at least this size; None where the slab has no room for it."""
+        """Allocate a place of at least this size; None if the slab has no room for it."""
         extents, most = self.extents, self.nbytes
         extent = extents.take(nbytes, lambda more: extents.end_bytes + more <= most)
         return None if extent is None else PinnedPlace(self.memory, extent)
@@ -331,12 +330,12 @@ class Slabs:
 
     Args:
         pin: pins a number of bytes, and returns an object with their address as ``ptr``.
-        refused: the exceptions that ``pin`` raises where the driver does not pin that much.
+        refused: the exceptions that ``pin`` raises if the driver does not pin that much.
         limit_bytes: the most to pin, and at most half of the host's available memory; None: no
             other limit.
 
-    Not thread-safe. Where the host or the driver refuses to pin more, an `OffloadWarning` says so,
-    once.
+    Not thread-safe. If the host or the driver refuses to pin more, one `OffloadWarning` is
+    given.
     """
 
     def __init__(
@@ -363,13 +362,13 @@ class Slabs:
         return self._slabs[-1].take(nbytes) if self._grow(nbytes) else None
 
     def clear(self) -> None:
-        """Drop the slabs; each is freed when the last place in it is."""
+        """Drop the slabs; each is freed with the last place in it."""
         self._slabs.clear()
 
     def _grow(self, nbytes: int) -> bool:
-        """Pin a slab that has room for some bytes; tell whether that worked.
+        """Pin a slab that has room for some bytes; tell whether that succeeded.
 
-        Where the driver refuses, half the size is tried, down to those bytes.
+        If the driver refuses, half the size is tried, down to those bytes.
         """
         least = -(-nbytes // PAGE) * PAGE
         room = None if self._limit is None else self._limit - self.held_bytes
@@ -390,8 +389,8 @@ class Slabs:
         has = "" if available is None else f", of {format_bytes(available)} that are available"
         warn_at_program(
             f"the host gives no {format_bytes(least)} more of pinned memory{has}; "
-            f"{format_bytes(self.held_bytes)} are pinned: what has no room there stays on the GPU. "
-            "Free host memory, or raise what the system lets a process lock",
+            f"{format_bytes(self.held_bytes)} are pinned: arrays beyond that stay on the GPU. "
+            "Free host memory, or raise the limit of memory that a process may lock",
             OffloadWarning,
         )
         return False

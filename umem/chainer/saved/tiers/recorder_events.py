@@ -11,7 +11,7 @@ from umem.trace.recording import Measured, Reach, Recorder, active
 
 
 class KnownAs(NamedTuple):
-    """The kind and label that an array has in recordings, which it has again when fetched."""
+    """The kind and label of an array in recordings, which it gets again when fetched."""
 
     kind: str = "activation"
     label: str = "array"
@@ -43,7 +43,7 @@ def _emit(recorder: Recorder, action: str, reach: Reach) -> None:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Hide the block's own copies from recorders, as `record_send` and `record_fetch` emit them."""
+    """Hide the block's own copies from recorders; `record_send` and `record_fetch` emit them."""
     if not active():
         yield
         return

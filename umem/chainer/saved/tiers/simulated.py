@@ -15,14 +15,14 @@ class SimulatedTier:
     """Pinned host memory of the virtual GPU that the calling code has entered; see `Tier`.
 
     Arrays are NumPy's there. Their contents are copied at once, to host memory that the model does
-    not count; the model's transfers take simulated time, beside the operations.
+    not count; the model's transfers take simulated time, concurrently with the operations.
 
     Args:
         limit_bytes: the most that is offloaded at a time; None: no limit.
 
-    Models: transfers both ways, and the streams that wait for them
-    (docs/reference/virtual-gpu.md). Does not model: the cost of pinning, nor the host's memory.
-    ``waited_seconds`` is always 0: the GPU waits, and its own figures contain that.
+    Models: transfers both ways, and the streams that wait for them (docs/reference/virtual-gpu.md). Does not
+    model: the cost of pinning, nor the host's memory. ``waited_seconds`` is always 0: the GPU
+    waits, and its own figures include that.
 
     Raises:
         StateError: no virtual GPU is entered.
@@ -72,10 +72,10 @@ class SimulatedSent:
         self._here = None
 
     def fetch(self) -> None:
-        """Make the array again, and begin its simulated transfer; a second time does nothing.
+        """Allocate the array again, and begin its simulated transfer; no effect a second time.
 
         Raises:
-            OutOfMemoryError: the virtual GPU has no room; the contents stay aside.
+            OutOfMemoryError: the virtual GPU has no room; the contents are kept.
         """
         if self._here is None:
             flat = np.empty(self.nbytes, np.uint8)
@@ -87,7 +87,7 @@ class SimulatedSent:
             self._tier.fetched_bytes += self.nbytes
 
     def array(self) -> Any:
-        """Return the array, for the caller alone; fetches it first where `fetch` was not called.
+        """Return the array, for the caller alone; fetches it first if `fetch` was not called.
 
         Raises:
             OutOfMemoryError: as `fetch`.

@@ -10,7 +10,7 @@ from umem.units import BLOCK_BYTES
 
 SMALLEST_BYTES = BLOCK_BYTES // 32
 """The least size of an array to offload, 64 KiB: a copy of it takes 5 us on PCIe 3, as long as a
-launch, and a function that is followed 15 us (bench/offload.py). The number itself is a guess."""
+launch, and following a function takes 15 us (bench/offload.py). The number itself is a guess."""
 
 
 class Process:
@@ -27,16 +27,16 @@ class Process:
         """Raise StateError in any other process, such as a forked child."""
         if not self.is_this():
             raise StateError(
-                "what backward needs was sent a tier down before this process was forked, and is "
-                "its parent's: go backward there, or begin a graph after the fork"
+                "the arrays that backward needs were offloaded before this process was forked, and "
+                "are its parent's: run backward there, or begin a graph after the fork"
             )
 
 
 class Sent(Protocol):
     """An array that is being offloaded, is in the offload target, or is being fetched.
 
-    A forked child process has none of the threads and streams that transfer it: there an array that
-    was not dropped stays, one that was dropped is the parent's, and nothing is waited for.
+    A forked child process has none of the threads and streams that transfer it. There an array that
+    was not dropped stays, a dropped one is the parent's, and no call waits.
 
     Attributes:
         nbytes: the bytes of the array.
@@ -59,7 +59,7 @@ class Sent(Protocol):
     def array(self) -> Any:
         """Return the array with contents, shape, type and strides as sent; wait for its transfer.
 
-        The caller has the only reference. A dropped array may be asked for again.
+        The caller has the only reference. A dropped array may be requested again.
         """
 
     def forget(self) -> None:
@@ -72,7 +72,7 @@ class Tier(Protocol):
     Attributes:
         name: a description, such as "pinned host memory".
         sent_bytes, fetched_bytes: bytes offloaded and fetched so far.
-        waited_seconds: how long the program waited for transfers, where that can be known.
+        waited_seconds: how long the program waited for transfers, if that is known.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Tier(Protocol):
     def send(self, array: Any) -> Sent | None:
         """Begin to copy an array, which owns dense memory in any order of its axes, to the target.
 
-        None where the target has no room. Otherwise nobody may change the array until `let_go`.
+        None if the target has no room. Otherwise the array must not change until `let_go`.
         """
 
     def close(self) -> None:
-        """Wait for transfers under way, and free everything; a second time does nothing."""
+        """Wait for pending transfers, and free everything; a second time does nothing."""

@@ -47,14 +47,14 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
 
         if isinstance(where, Path):
             raise StateError(
-                f"arrays of CuPy move to pinned host memory, not to {str(where)!r}: Offload(), or "
-                "Recompute(budget, offload=True)"
+                f"arrays of CuPy are offloaded to pinned host memory, not to {str(where)!r}: use "
+                "Offload(), or Recompute(budget, offload=True)"
             )
         return PinnedTier(limit_bytes)
     if not isinstance(where, Path):
         raise StateError(
-            "arrays of NumPy are on the host already, and move to files: name a folder on a disk "
-            'for them, as in Offload("scratch") or Recompute(budget, offload="scratch")'
+            "arrays of NumPy are on the host already, and are offloaded to files: name a folder on "
+            'a disk, as in Offload("scratch") or Recompute(budget, offload="scratch")'
         )
     from umem.chainer.saved.tiers.file_tier import FileTier
 
@@ -64,13 +64,13 @@ def open_tier(array: Any, where: Where, limit_bytes: int | None = None) -> Tier:
 # -- bandwidth -------------------------------------------------------------------------------------
 
 SAMPLE_BYTES = 16 * MIB
-"""Bytes of a transfer to measure, long beside its latency: a guess that no measurement supports."""
+"""Bytes of a transfer to measure, long compared with its latency: a guess, not measured."""
 REPEATS = 3
 """Transfers to measure, of which the best counts: the first also allocates, and touches pages."""
 
 
 def link_of(tier: Tier, array: Any) -> Link:
-    """Return the bandwidths of an offload target, measured, or as a simulated GPU specifies them.
+    """Return the bandwidths of an offload target, measured or specified by a simulated GPU.
 
     Args:
         tier: the target, which is used for the measurement.
@@ -86,7 +86,7 @@ def link_of(tier: Tier, array: Any) -> Link:
     if isinstance(spec, GpuSpec):
         if not spec.host_out_bandwidth or not spec.host_in_bandwidth:
             raise DeviceError(
-                f"{spec.title} shares its memory with the host: there is no tier below to move to"
+                f"{spec.title} shares its memory with the host: it has no tier below to offload to"
             )
         return Link(spec.host_out_bandwidth, spec.host_in_bandwidth, SMALLEST_BYTES)
     xp = chainer.backend.get_array_module(array)
