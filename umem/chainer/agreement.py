@@ -1,7 +1,7 @@
 """Decisions that ranks of one model must make alike: whether a step fails.
 
-Each looks at its own part of the gradients, so that one may find NaN where the others find none;
-and each has its own part of the state, of which others must not think that it is all.
+Each rank checks its own part of the gradients, so that one may find NaN and the others none. Each
+has only its own part of the state, which must not be taken for the whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def register_gather(optimizer: Any, gather: Gather, is_cut: Callable[[], bool]) 
     """Register a collective, so that a step of the optimizer fails on all ranks or on none.
 
     Args:
-        is_cut: tells whether its state is in shards now.
+        is_cut: tells whether the optimizer's state is in shards now.
     """
     _together[optimizer], _cut[optimizer] = gather, is_cut
 
@@ -33,15 +33,15 @@ def refuse_in_shards(optimizer: Any, what: str) -> None:
     """Raise StateError if the optimizer's state is sharded.
 
     Args:
-        what: the function that is to change the state, as it is called.
+        what: the name of the function that would change the state.
 
     Raises:
-        StateError: it is; nothing has changed.
+        StateError: it is sharded; nothing has changed.
     """
     is_cut = _cut.get(optimizer)
     if is_cut is not None and is_cut():
         raise StateError(
-            f"{what} is for a whole state, and that of this {type(optimizer).__name__} is in "
+            f"{what} needs a whole state, but the state of this {type(optimizer).__name__} is in "
             f"shards since its first update: call {what} before that, or before "
             "umem.chainer.sharded"
         )

@@ -1,4 +1,4 @@
-"""Techniques that are turned on in a program that is not edited, as its optimizers are set up."""
+"""Techniques that are turned on in an unedited program when its optimizers are set up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AtSetup(Subscriber, Switch):
     """Calls a function after each ``optimizer.setup``, until `undo`.
 
     Args:
-        convert: is called with the optimizer and its link. What it changes stays after `undo`.
+        convert: called with the optimizer and its link. Its changes remain after `undo`.
     """
 
     place = -5  # around half precision and accumulation, which these calls turn on
@@ -56,7 +56,7 @@ class HalvedBatches(Subscriber, Switch):
         """Turn accumulation on at an optimizer's first update.
 
         Raises:
-            AccumulationError: the update is given no loss function and batch of two or more.
+            AccumulationError: the update gets no loss function and batch of two or more.
         """
         if any(one.optimizer is method for one in self._known):
             proceed(method, *args, **kwargs)
@@ -64,11 +64,11 @@ class HalvedBatches(Subscriber, Switch):
         size = _batch_size(args)
         if size < 2:
             raise AccumulationError(
-                "the update is given no loss function and batch, as optimizer.update(lossfun, x, "
-                "t) is, so that it cannot be halved"
+                "the update gets no loss function and batch, as in optimizer.update(lossfun, x, "
+                "t), so that it cannot be halved"
             )
         self._known.append(accumulate(method, micro_batch=(size + 1) // 2).enable())
-        method.update(*args, **kwargs)  # this call was on its way before accumulation was on
+        method.update(*args, **kwargs)  # this call began before accumulation was on
 
 
 def _batch_size(args: tuple[Any, ...]) -> int:

@@ -48,7 +48,7 @@ BYTES_PER_NODE = 4030
 """Bytes of a step for each node, from the traced peak of 100,000 nodes; sizes the graph on CUDA."""
 
 Progress = Callable[[str, int], None]
-"""Called with the name of the running variant, and how many steps of it are done."""
+"""Called with the name of the running variant, and the number of its finished steps."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Workload:
             optimizer.update()
             progress(step + 1)
             yield float(loss.array)
-            del loss  # it holds the step's graph, which the next step would find still there
+            del loss  # it holds the step's graph, which would still be alive in the next step
 
 
 def run_virtual(
@@ -149,7 +149,7 @@ def _run_live(
         except (OutOfMemoryError, MemoryError) as error:
             reason = str(error)
     figures = model.figures
-    if not figures.step_seconds:  # the software GPU hears of kernels, and of no steps
+    if not figures.step_seconds:  # the software GPU sees kernels, but no steps
         figures = replace(figures, step_seconds=tuple(b - a for a, b in pairwise(ends)))
     row = simulated_row(mode, "run", figures, model.timeline, reason, None if reason else losses)
     return row, recorder.trace

@@ -1,6 +1,6 @@
 """Parameters in a dry run: large ones are zeros on the host, which cost no time and no memory.
 
-A dry GPU leaves out their copy, so that nobody ever asks for what would have been drawn.
+A dry GPU does not copy them, so that their values are never needed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from umem.chainer.tap import Proceed, Subscriber, subscribe
 from umem.devices import is_dry
 
 LIMIT_BYTES = 1 << 20
-"""Arrays up to this size are drawn, which takes milliseconds: a guess that no measurement
-supports."""
+"""Arrays up to this size are drawn, which takes milliseconds: a guess, not measured."""
 
 
 class LeftOutInitializers(Subscriber):
-    """Has Chainer's initializers fill small arrays of NumPy alone; larger ones are zeros."""
+    """Makes Chainer's initializers fill only small arrays of NumPy; larger ones are zeros."""
 
     def __init__(self) -> None:
         self._zeros: dict[int, weakref.ref[Any]] = {}
@@ -53,7 +52,7 @@ class LeftOutInitializers(Subscriber):
         return array
 
     def initialize(self, proceed: Proceed, initializer: Any, array: Any) -> None:
-        """Make a large array zero; one of `generate` is, such as an LSTM's, filled in parts."""
+        """Make a large array zero; one from `generate`, such as an LSTM's, is filled in parts."""
         if not isinstance(array, np.ndarray) or array.nbytes <= LIMIT_BYTES:
             proceed(initializer, array)
             return
@@ -63,7 +62,7 @@ class LeftOutInitializers(Subscriber):
             array[...] = 0
 
     def make_parameter(self, proceed: Proceed, parameter: Any, *args: Any, **kwargs: Any) -> None:
-        """Give back the memory of a large gradient, which Chainer fills with NaN."""
+        """Free the memory of a large gradient, which Chainer fills with NaN."""
         proceed(parameter, *args, **kwargs)
         # Chainer's private: a parameter without a shape yet raises when its gradient is read.
         grad = parameter.grad if parameter._grad_valid else None

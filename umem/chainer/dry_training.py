@@ -1,4 +1,4 @@
-"""A dry run of Chainer's training: where a step ends, and what of a Trainer has not run yet."""
+"""A dry run of Chainer's training: the ends of steps, and a Trainer's unused extensions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from umem.chainer.tap import Proceed, Subscriber, is_told, subscribe, unsubscrib
 from umem.errors import is_cupys_out_of_memory
 
 EVALUATED_BATCHES = 2
-"""Batches of an evaluator that is called for its memory: the second is allocated while what is left
-of the first is still there."""
+"""Batches of an evaluator that is called for its memory: the second is allocated while the remains
+of the first are still alive."""
 
 
 _PLANNED_STEPS = 5
@@ -24,9 +24,9 @@ _PLANNED_STEPS = 5
 
 
 class TrainerFacts(NamedTuple):
-    """The lengths of an epoch and of a Trainer's run, in steps; None where it does not say.
+    """The lengths of an epoch and of a Trainer's run, in steps; None if unknown.
 
-    ``evaluates`` says whether it has an evaluator.
+    ``evaluates``: whether it has an evaluator.
     """
 
     epoch_steps: int | None
@@ -35,7 +35,7 @@ class TrainerFacts(NamedTuple):
 
 
 class _CarriedOut(Subscriber):
-    """Notes the updates that are carried out; innermost, inside of groups and skipped steps."""
+    """Notes the updates that are carried out; innermost, inside groups and skipped steps."""
 
     place = 4
 
@@ -48,10 +48,10 @@ class _CarriedOut(Subscriber):
 
 
 class DryTraining(Subscriber):
-    """Tells a dry run of steps; outermost, so that whatever else follows a step has seen its end.
+    """Reports steps to a dry run; outermost, so that all other subscribers have seen a step's end.
 
     Args:
-        run: the `umem.cli.dry_run.DryRun` that is told.
+        run: the `umem.cli.dry_run.DryRun` to report to.
     """
 
     place = -10
@@ -66,20 +66,20 @@ class DryTraining(Subscriber):
         subscribe(self._updates)
 
     def stop(self) -> None:
-        """Follow it no more."""
+        """Stop following it."""
         unsubscribe(self._updates)
         unsubscribe(self)
 
     def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
-        """Wait for an optimizer."""
+        """Count an optimizer whose updates a step must include."""
         found = proceed(method, link)
         self._run.set_up(method)
         return found
 
     def step(self, proceed: Proceed, method: Any, *args: Any, **kwargs: Any) -> None:
-        """End a step after the last update of a turn; end the program once there are enough.
+        """End a step after the last update of a turn; end the program after enough steps.
 
-        A model on NumPy ends it before its first update, which would compute for real.
+        A model on NumPy ends it before its first update, which would really compute.
         """
         if method.target is not None and method.target.xp is numpy:
             self._run.end_if_untouched()
@@ -96,9 +96,9 @@ class DryTraining(Subscriber):
         proceed(*args, **kwargs)
 
     def train(self, proceed: Proceed, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Run a trainer until there are enough steps, and then what of it has not run yet."""
+        """Run a trainer until there are enough steps, and then its extensions that did not run."""
         self._run.trainer_began(_facts(trainer))
-        if not args:  # the error that ends the run is told once, by the run
+        if not args:  # the run itself reports the error that ends it, once
             kwargs.setdefault("show_loop_exception_msg", False)
         self._is_in_trainer = True
         try:
@@ -119,7 +119,7 @@ class _Extensions:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Stand around each update, and watch the triggers."""
+        """Wrap each update, and watch the triggers."""
         updater = self._trainer.updater
         update = updater.update
 
@@ -136,7 +136,7 @@ class _Extensions:
                 if trigger is not None:
                     entry.trigger = _Watched(trigger, self._noting(name, entry))
                     stack.callback(setattr, entry, "trigger", trigger)
-            updater.update = guarded  # the trainer takes it from there when it begins
+            updater.update = guarded  # the trainer reads it from there when it begins
             stack.callback(delattr, updater, "update")
             yield
 
@@ -149,7 +149,7 @@ class _Extensions:
         return note
 
     def _run_others(self) -> None:
-        """Call each extension once that has not run, in the order of their priorities."""
+        """Call each extension once that did not run, in the order of their priorities."""
         entries = sorted(self._entries.items(), key=lambda item: -item[1].priority)
         for name, entry in entries:
             if name in self._have_run:
@@ -161,14 +161,14 @@ class _Extensions:
             except Exception as error:
                 if is_cupys_out_of_memory(error):
                     raise
-                self._run.failed_early(name, error)  # before its turn: no fault of the program's
+                self._run.failed_early(name, error)  # before its turn: not the program's fault
                 continue
             if isinstance(entry.extension, chainers.Evaluator):
                 self._run.evaluated()
 
 
 class _Watched:
-    """A trigger that says when it fires; all else is the trigger's own."""
+    """A trigger that reports when it fires; otherwise the trigger itself."""
 
     def __init__(self, trigger: Any, fired: Callable[[], None]) -> None:
         self._trigger, self._fired = trigger, fired
@@ -184,7 +184,7 @@ class _Watched:
 
 
 class _FirstBatches:
-    """The first batches of an iterator; all else is the iterator's own."""
+    """The first batches of an iterator; otherwise the iterator itself."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -201,8 +201,8 @@ class _FirstBatches:
 
 @contextmanager
 def _two_batches(extension: Any) -> Iterator[None]:
-    """Have an evaluator see the first batches alone."""
-    # Chainer's private: `get_iterator` reads it, and evaluators of one's own do by either name.
+    """Make an evaluator see only the first batches."""
+    # Chainer's private: `get_iterator` reads it, and users' own evaluators do by either name.
     kept = getattr(extension, "_iterators", None)
     if not (isinstance(extension, chainers.Evaluator) and isinstance(kept, dict)):
         yield
@@ -215,7 +215,7 @@ def _two_batches(extension: Any) -> Iterator[None]:
 
 
 def _facts(trainer: Any) -> TrainerFacts:
-    """Read the lengths of an epoch and of the run, where the trainer's parts are Chainer's own."""
+    """Read the lengths of an epoch and of the run, if the trainer's parts are Chainer's own."""
     # Chainer's private: no public name lists the extensions.
     entries = trainer._extensions.values()
     evaluates = any(isinstance(entry.extension, chainers.Evaluator) for entry in entries)
@@ -224,7 +224,7 @@ def _facts(trainer: Any) -> TrainerFacts:
         iterator = trainer.updater.get_iterator("main")
         epoch = ceil(len(iterator.dataset) / iterator.batch_size)
     except (AttributeError, KeyError, TypeError, ZeroDivisionError):
-        pass  # an updater or an iterator of the program's own
+        pass  # the program's own updater or iterator
     trigger = trainer.stop_trigger
     trigger = getattr(trigger, "max_trigger", trigger)  # of an EarlyStoppingTrigger
     period, unit = getattr(trigger, "period", None), getattr(trigger, "unit", None)

@@ -1,7 +1,7 @@
 """Searches for infinities, NaN and numbers that are too large, by the bits of floats.
 
-Magnitudes of floats are ordered as their bits are, infinity and NaN above all numbers, so that no
-floating-point temporaries are needed.
+Magnitudes of floats have the order of their bits, with infinity and NaN above all numbers, so that
+no floating-point temporaries are needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SQUARED = 1.8446743e19
 LARGEST = float(np.finfo(np.float64).max)
 LARGEST_SINGLE = float(np.finfo(np.float32).max)
 _CHUNK = 1 << 16
-"""Numbers looked at at once on NumPy: 256 KiB of float32, in the cache of any core of today. A
-choice that no measurement supports."""
+"""Numbers checked at once on NumPy: 256 KiB of float32, in the cache of any of today's cores. A
+choice, not measured."""
 _TILE = 1 << 14
-"""Numbers of a block of threads. A choice that no measurement supports."""
+"""Numbers of a block of threads. A choice, not measured."""
 _SOURCE = r"""
 extern "C" __global__
 void any_not_finite(const unsigned long long* tiles, bool* found) {
@@ -66,9 +66,9 @@ def first_beyond(arrays: Iterable[Named], largest: float = LARGEST) -> Named | N
     Reads each array once. On a GPU one kernel checks all arrays, with one wait.
 
     Args:
-        arrays: of floats of 16, 32 or 64 bits, by name; of NumPy, or with some of CuPy, all of one
+        arrays: of floats of 16, 32 or 64 bits, by name; of NumPy, or with some of CuPy, all on one
             device.
-        largest: the largest absolute value that is allowed.
+        largest: the largest allowed absolute value.
     """
     named = list(arrays)
     if all(isinstance(array, np.ndarray) for _, array in named):
@@ -89,7 +89,7 @@ def why(array: Any, largest: float = LARGEST) -> str:
 
 
 def _most(dtype: Any, largest: float) -> Any:
-    """Return the bits of the largest number of a type that is allowed, as a whole number."""
+    """Return the bits of the largest allowed number of a type, as an integer."""
     limits = np.finfo(dtype)
     most = np.array(min(largest, float(limits.max)), dtype)
     if float(most) > largest:  # rounded up
@@ -99,7 +99,7 @@ def _most(dtype: Any, largest: float) -> Any:
 
 def _is_beyond(array: np.ndarray[Any, Any], largest: float) -> bool:
     """Check an array chunk by chunk, without temporaries larger than the cache."""
-    if array.dtype.kind != "f":  # whole numbers that a file has
+    if array.dtype.kind != "f":  # integers from a file
         array = array.astype(np.float64)
     most = _most(array.dtype, largest)
     sign_free = np.iinfo(most.dtype).max >> 1
@@ -121,19 +121,19 @@ def _is_clearly_within(part: np.ndarray[Any, Any], largest: float) -> bool:
 
 
 def _beyond_on_gpu(arrays: list[Any], largest: float) -> np.ndarray[Any, Any]:
-    """Tell for each array whether it has a value beyond ``largest``; those of NumPy are sent."""
+    """Tell for each array whether it has a value beyond ``largest``; NumPy's are uploaded."""
     found = cuda.cupy.zeros(len(arrays), bool)
     whole = [cuda.cupy.ascontiguousarray(array) for array in arrays]
     tiles = np.concatenate([_tiles(array, i, largest) for i, array in enumerate(whole)])
     if len(tiles):
         _kernel()((len(tiles),), (256,), (cuda.cupy.asarray(tiles), found))
-    # Read in a dry run, too, which waits as long.
+    # This is also read in a dry run, which waits as long.
     flags: np.ndarray[Any, Any] = cuda.cupy.asnumpy(found)
     return flags & (not is_dry())
 
 
 def _tiles(array: Any, index: int, largest: float) -> np.ndarray[Any, Any]:
-    """Return what blocks of threads check: rows of address, count, item size, bits, and index."""
+    """Return the work of blocks of threads: rows of address, count, item size, bits, and index."""
     starts = np.arange(0, array.size, _TILE, dtype=np.uint64)
     tiles = np.empty((len(starts), 5), np.uint64)
     tiles[:, 0] = np.uint64(array.data.ptr) + starts * np.uint64(array.itemsize)

@@ -13,7 +13,7 @@ from typing import Any
 
 Arrays = list[Any]
 Estimate = tuple[int, int | None]
-"""Operations, and bytes of device memory traffic (None: those of inputs and outputs)."""
+"""Operations, and bytes of device memory traffic (None: the inputs' and outputs' bytes)."""
 
 
 Estimator = Callable[[Any, Arrays, Arrays], Estimate]
@@ -61,7 +61,7 @@ def columns_bytes(image: Any, windows: Any, kernel: tuple[int, ...]) -> int:
 def _convolution(func: Any, inputs: Arrays, outputs: Arrays) -> Estimate:
     """Estimate for each output element a product over kernel and input channels of its group.
 
-    Traffic is that of the product: columns, kernel and outputs.
+    Traffic is the product's: columns, kernel and outputs.
     """
     (x, kernel, *_), y = inputs, outputs[0]
     traffic = columns_bytes(x, y, kernel.shape) + kernel.nbytes + y.nbytes

@@ -1,4 +1,4 @@
-"""Chainer's configuration and what is read from outside, as in forward, for what runs again."""
+"""Chainer's configuration and outside arrays as in forward, for functions that run again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Configurations:
         self._now: dict[str, Any] = {}
 
     def now(self) -> dict[str, Any]:
-        """Return what `configuration_now` returns, not to be changed."""
+        """Return the result of `configuration_now`, which must not be changed."""
         of_thread, of_all = vars(configuration.config._local), vars(chainer.global_config)
         is_capped = bool(in_parts.holders) or self._now.get(_CAP) is not None
         if is_capped or not (_same(of_thread, self._of_thread) and _same(of_all, self._of_all)):
@@ -97,11 +97,11 @@ class ReadArrays:
     """The arrays that one pass reads from outside, as they were in its forward.
 
     An optimizer's update changes parameters, and so do loading a file and copying from another
-    link. A call that is recomputed has to read its parameters as they were. If one forward serves
-    two updates, as in the usual training of two networks against each other, the second backward
-    goes through a graph whose parameters the first update has changed. While a graph is being
-    learned, those parameters are copied before an update, so that this comes out exact; such a
-    graph is not planned. If that happens under a plan for the first time, it is an error.
+    link. A recomputed call must read its parameters' old values. If one forward serves two updates,
+    as in the usual training of two networks against each other, the second backward passes through
+    a graph whose parameters the first update has changed. While a graph is being learned, those
+    parameters are copied before an update, so that the result is exact; such a graph is not
+    planned. If that happens under a plan for the first time, it is an error.
 
     Args:
         tell: called when a call is recomputed after an update.
@@ -139,7 +139,7 @@ class ReadArrays:
     def before_update(self, array: Any, *, is_needed: bool) -> None:
         """Record that a parameter's array is about to change, and copy it if copying is on.
 
-        The copy is in the host's memory. ``is_needed``: a graph is alive that may read it.
+        The copy is in host memory. ``is_needed``: a live graph may read it.
         """
         if id(array) not in self._changed:
             self._changed[id(array)] = array  # held, so that no other array gets its id
@@ -161,8 +161,8 @@ class ReadArrays:
         known = self._sums.get(id(array))
         if known is not None and known != checksum(array):
             raise RecomputeError(
-                f"{label!r} has to run again, and what it reads was changed since the block of "
-                "Recompute was left: go backward before that, or within the block"
+                f"{label!r} must run again, but its inputs were changed after the block of "
+                "Recompute: run backward before that, or within the block"
             )
         if array is None or not self._changed:
             return array
@@ -176,7 +176,7 @@ class ReadArrays:
             device = chainer.backend.get_device_from_array(array)
             return device.send(self._copies[key])
         raise RecomputeError(
-            f"{label!r} has to run again, and an optimizer has changed its parameters since: the "
-            "graph goes backward once more after an update. From the next pass on everything of "
-            "it is kept; take all backward passes before the first update to have it planned"
+            f"{label!r} must run again, but an optimizer has changed its parameters since: the "
+            "graph's backward runs again after an update. From the next pass on everything of it "
+            "is kept; run all backward passes before the first update to have it planned"
         )

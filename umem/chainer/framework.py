@@ -16,7 +16,7 @@ from umem.trace import DATA_CACHE, Framework
 
 def _parts(x: Any) -> Iterable[Any] | None:
     if isinstance(x, Variable):
-        # Reading the gradient of a parameter that has none yet raises; only this private says so.
+        # Reading the gradient of an uninitialised parameter raises; only this private says so.
         return x.array, x.grad if getattr(x, "_grad_valid", True) else None
     if isinstance(x, Link):
         return _in_link(x)
@@ -26,7 +26,7 @@ def _parts(x: Any) -> Iterable[Any] | None:
 def _in_link(link: Link) -> Iterator[Any]:
     yield from link.params(include_uninit=False)
     for part in link.links():
-        # What is saved beside parameters, such as running statistics; no public name lists it.
+        # Saved arrays beside parameters, such as running statistics; no public name lists them.
         for name in getattr(part, "_persistent", ()):
             value = getattr(part, name)
             if is_array(value):
@@ -51,7 +51,7 @@ def _in_optimizer(optimizer: Optimizer) -> Iterator[Any]:
 
 
 def _data_caches() -> dict[str, str]:
-    """Return what data caches have done, for `umem.status`; empty without caches."""
+    """Return the counters of data caches, for `umem.status`; empty without caches."""
     caching = sys.modules.get("umem.data.caching")
     counters = None if caching is None else caching.counted()
     return {} if counters is None else {DATA_CACHE: str(counters)}

@@ -1,7 +1,7 @@
 """The arithmetic of Chainer's functions: which are matrix products, and in which type.
 
-CuPy up to 14.2 multiplies stacks of float16 matrices in float32 (``cupy.matmul``, of which
-convolutions in groups are too), and asks for TF32 only for products of two matrices.
+CuPy up to 14.2 multiplies stacks of float16 matrices in float32 (``cupy.matmul``, which also
+computes convolutions in groups), and requests TF32 only for products of two matrices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def arithmetic(func: Any, is_product: bool, outputs: list[Any]) -> str:
 
 
 def _in_tf32(output: Any) -> bool:
-    """Return True if CuPy is told to multiply float32 in TF32: CUPY_TF32=1, or by its setting."""
+    """Return True if CuPy multiplies float32 in TF32: by CUPY_TF32=1, or its setting."""
     core = sys.modules.get("cupy._core")
     if core is None or not type(output).__module__.startswith("cupy"):
         return False

@@ -1,4 +1,4 @@
-"""A function of Chainer, as a trace and a running pass see it: its owner, and how it may run."""
+"""A function of Chainer for traces and running passes: its owner, and how it may run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from umem.planner import NOT_AGAIN
 from umem.trace.recording import root_of
 
 _KEEP_THEIR_PLACE = ("Forget", "Checkpoint", "PartAggregation", "ToParts")
-"""Functions that run a backward inside of their own, or exchange gradients with other ranks in it,
-so that their order must not change."""
+"""Functions whose backward runs another backward, or exchanges gradients with other ranks, so that
+their order must not change."""
 _LEAVE_GRADIENTS_OUT = frozenset((
     "ArgMax", "ArgMin", "PolyGamma", "ROIAverageAlign2D", "ROIAveragePooling2D", "ROIMaxAlign2D",
     "ROIMaxPooling2D", "ROIPooling2D",
@@ -30,7 +30,7 @@ def is_array(value: Any) -> bool:
 
 
 def owner_of(func: Any) -> Any:
-    """Return the object that a function's state is on: for an old-style function, not its node."""
+    """Return the object that has a function's state: for an old-style function, not its node."""
     return func.function if isinstance(func, FunctionAdapter) else func
 
 
@@ -58,7 +58,7 @@ def gives_all_gradients(func: Any, reached: Sequence[bool]) -> bool:
     """Tell whether a function's backward is known to give a gradient for each input with a graph.
 
     Args:
-        func: its node. Nothing is known of a class that is not of Chainer or umem.
+        func: its node. For a class that is not of Chainer or umem the answer is False.
         reached: for each output, whether it has a gradient.
     """
     kind = owner_of(func).__class__
@@ -74,7 +74,7 @@ def gives_all_gradients(func: Any, reached: Sequence[bool]) -> bool:
 def output_gradient_bytes(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Return the bytes of the gradients of a call's outputs.
 
-    The gradient of a view of all of one input is a view of that input's.
+    The gradient of a view of all of one input is a view of that input's gradient.
     """
     size = 0
     for y in outputs:

@@ -1,18 +1,18 @@
 """The kernels that Chainer's functions launch on CuPy, read in Chainer's and CuPy's source.
 
-`launches` gives a rule for a function's class: how many kernels it launches, and what those beside
-the main one move (`umem.trace.events.Kernels`). A function without a rule launches one. All files
-are Chainer 7.8's unless another is named; CuPy 14 has no cuDNN, so convolutions go by im2col:
+`launches` gives a rule for a function's class: how many kernels it launches, and the traffic of
+those beside the main one (`umem.trace.events.Kernels`). A function without a rule launches one. All
+files are Chainer 7.8's unless another is named; CuPy 14 has no cuDNN, so convolutions use im2col:
 
     forward    im2col writes the columns; ``tensordot`` copies them with the axes of the sum first,
-               where more than one sample lies between; one product; the bias is added in place
+               if more than one sample is between; one product; the bias is added in place
     kernel's   im2col and the copy again, and one of the gradient of the outputs
     gradient
     adjoint    one product writes the columns; col2im sums them into the image
 
 Models: launches and traffic of float32 on CuPy. Does not model: kernels of a reduction in two
-passes, casts in half precision, and that ``cupy.matmul`` copies transposed operands of
-convolutions in groups.
+passes, casts in half precision, and the copies of transposed operands of convolutions in groups by
+``cupy.matmul``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VIEWS = frozenset((
     "BroadcastTo", "Diagonal", "ExpandDims", "GetItem", "Moveaxis", "Reshape", "Rollaxis",
     "Separate", "SplitAxis", "Squeeze", "Swapaxes", "Transpose",
 ))  # fmt: skip
-"""Functions whose outputs are views of their input, or copies where no view can be."""
+"""Functions whose outputs are views of their input, or copies if no view is possible."""
 
 
 def launches(cls: type) -> Rule | None:
@@ -74,7 +74,7 @@ def _deconvolution(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
 
 
 def _is_copied(outputs: Any) -> bool:
-    """Tell whether ``tensordot`` copies what it sums over, between several samples' positions.
+    """Tell whether ``tensordot`` copies its operand, between several samples' positions.
 
     cupy/linalg/_product.py: the axes of the sum are moved, and then reshaped to one.
     """
@@ -107,8 +107,8 @@ def _matmul(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels | None:
 
 
 def _fixed(launch_count: int, passes: float) -> Rule:
-    """Return the rule of as many kernels as are said, which move the first input ``passes``
-    times beside the main one.
+    """Return the rule of ``launch_count`` kernels, which move the first input ``passes`` times
+    beside the main one.
     """
     return lambda func, inputs, outputs: Kernels(launch_count, round(passes * inputs[0].nbytes))
 
@@ -118,7 +118,7 @@ def _one_an_input(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels:
 
 
 def _view(func: Any, inputs: Arrays, outputs: Arrays) -> Kernels | None:
-    """Count nothing where the outputs lie on the input's memory."""
+    """Count nothing if the outputs are on the input's memory."""
     root = root_of(inputs[0])
     return NO_KERNEL if all(root_of(y) is root for y in outputs) else None
 

@@ -1,8 +1,8 @@
 """Simulated time of Chainer's own Python, on a software GPU.
 
-The software GPU hears of what CuPy is asked to do, and counts a launch for each kernel. What
-Chainer does on the host around it is told to its model here, function by function, with the times
-that the virtual GPU takes for it (`umem._common.specs.Costs.python_forward` and its kin).
+The software GPU sees the calls of CuPy, and counts a launch for each kernel. This reports to its
+model, function by function, Chainer's work on the host around them, with the virtual GPU's times
+(`umem._common.specs.Costs.python_forward` and its kin).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from umem.trace.recording import thread_state
 
 
 class PythonTime(MarksBackward):
-    """Tells the current CUDA device's model of each function and update that Chainer ran."""
+    """Reports each function and update that Chainer ran to the current CUDA device's model."""
 
     place = 2
 

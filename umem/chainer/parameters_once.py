@@ -1,5 +1,5 @@
-"""Parameters of a link: each once, as Chainer lists one twice that two links have registered;
-those that overlap in memory; and others in their place."""
+"""Parameters of a link: each once, although Chainer lists one twice that two links have registered;
+parameters that overlap in memory; and views with other parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umem.trace.recording import address_of
 
 
 def parameters(link: Any) -> list[Any]:
-    """Yield a link's parameters, uninitialised ones too, each once."""
+    """Return a link's parameters, including uninitialised ones, each once."""
     return list({id(one): one for one in link.params()}.values())
 
 
@@ -23,13 +23,13 @@ def parameter_bytes(*links: Any) -> int:
 
 
 class ModelView:
-    """A view of a model with other parameters in the place of its own, for an optimizer's hooks.
+    """A view of a model with other parameters instead of its own, for an optimizer's hooks.
 
-    ``params``, ``namedparams`` and the view's own attributes give these; everything else,
-    attributes of child links included, is the model's.
+    ``params``, ``namedparams`` and the view's own attributes give these; everything else, including
+    attributes of child links, is the model's.
 
     Args:
-        stand_in: gives what stands for a parameter, which may be itself.
+        stand_in: gives the replacement of a parameter, which may be itself.
     """
 
     def __init__(self, model: Any, stand_in: Callable[[Any], Any]) -> None:
@@ -40,11 +40,11 @@ class ModelView:
         return self._stand_in(value) if isinstance(value, chainer.Parameter) else value
 
     def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """Yield what stands for the model's parameters."""
+        """Yield the replacements of the model's parameters."""
         return map(self._stand_in, self._model.params(include_uninit))
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
-        """Yield what stands for the model's parameters, by name."""
+        """Yield the replacements of the model's parameters, by name."""
         named = self._model.namedparams(include_uninit)
         return ((name, self._stand_in(parameter)) for name, parameter in named)
 

@@ -1,7 +1,7 @@
 """The source of recordings of Chainer: functions, backward steps, parameter updates.
 
-Models: inputs, outputs, arrays that a function keeps on itself, gradients, optimizer state; a
-function inside another is its own operation.
+Models: inputs, outputs, a function's array attributes, gradients, optimizer state; a function
+inside another is its own operation.
 Does not model: temporaries inside a function (the calibration pass measures them as workspace),
 arithmetic outside Chainer's functions, ChainerX arrays.
 """
@@ -34,7 +34,7 @@ _GATHERS = frozenset(
 
 
 class MarksBackward(Subscriber):
-    """Marks what runs inside of a backward as such, for the thread."""
+    """Marks operations inside a backward as such, for the thread."""
 
     def backward(self, proceed: Proceed, *args: Any, **kwargs: Any) -> None:
         """Mark operations inside as backward."""
@@ -48,7 +48,7 @@ class MarksBackward(Subscriber):
 class ChainerSource(MarksBackward):
     """Reports Chainer's functions, backward steps and updates to active recorders.
 
-    It stands innermost: an operation's time is that of Chainer's own function.
+    It is innermost: an operation's time is Chainer's own function's.
     """
 
     place = 1
@@ -60,17 +60,17 @@ class ChainerSource(MarksBackward):
     def stop(self) -> None:
         """Unsubscribe from the tap."""
         unsubscribe(self)
-        thread_state().backward_depth = 0  # where an interrupted step has left it
+        thread_state().backward_depth = 0  # an interrupted step may have left another value
 
     # -- forward, and the functions that backward applies ----------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Record a call of a function, and the arrays that it keeps as attributes."""
+        """Record a call of a function, and its array attributes."""
         audience = derived(Audience)
         if not audience.recorders:
             return proceed(func, inputs)
         before = values_on(func)
-        if func.__class__ is FunctionAdapter:  # what an old-style function holds is on the function
+        if func.__class__ is FunctionAdapter:  # an old-style function has the attributes itself
             before += func.function.__dict__.values()
         measured = Measured(audience, inputs)
         try:
@@ -150,7 +150,7 @@ class ChainerSource(MarksBackward):
 
 
 def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
-    """Proceed, with what the thread runs meanwhile marked as backward."""
+    """Proceed, with the thread's operations meanwhile marked as backward."""
     state = thread_state()
     state.backward_depth += 1
     try:
@@ -159,7 +159,7 @@ def _in_backward(proceed: Proceed, *args: Any, **kwargs: Any) -> Any:
         state.backward_depth -= 1
 
 
-# -- what is recorded --------------------------------------------------------------------------
+# -- recorded events ---------------------------------------------------------------------------
 
 
 def _emit_apply(
@@ -229,7 +229,7 @@ def _add_held(
             if kind == "state":
                 writes.append(access)
             continue
-        # A pooling under a cap has indexes that are as small as on a GPU: told apart by their name.
+        # A pooling under a cap has indexes as small as on a GPU: their name distinguishes them.
         small = ", int32" if key == "indexes" and array.dtype == "int32" else ""
         access = recorder.access(array, "stash", f"{name}.{key}{small}")
         if access[0] not in seen:
@@ -247,7 +247,7 @@ def _first_read(recorder: Recorder, x: Any, array: Any, name: str) -> Reach:
 def _emit_backprop(
     audience: Audience, func: Any, grad_outputs: Any, grad_inputs: Any, measured: Measured
 ) -> None:
-    """Record a backward method's own computation; functions that it called are recorded already."""
+    """Record a backward method's own computation; its function calls are recorded already."""
     grads = []
     for summands in grad_inputs.values():
         for g in summands:
@@ -267,7 +267,7 @@ def _emit_own(
         name = func.label
         used = [_array(g) for g in grad_outputs if g is not None]
         used += [node.data for node in func.inputs]
-        # FunctionNode.output_data raises where nothing was retained, and has None for the others.
+        # FunctionNode.output_data raises if nothing was retained, and has None for the others.
         used += list(func._retained_output_data or ())
         used += [array for _, array in arrays_on(func)]
         used = [a for a in used if a is not None]
@@ -332,7 +332,7 @@ class _Kind:
     """Facts shared by all functions of a class.
 
     Attributes:
-        label: None where the function computes it.
+        label: None if the function computes it.
     """
 
     __slots__ = ("estimate", "is_product", "label", "launches", "pattern")
@@ -358,6 +358,6 @@ def _kind_of(func: Any) -> _Kind:
 def _array(x: Any) -> Any:
     """Return the array of a Variable, or an array as it is.
 
-    Variable.array raises where the layout is not the standard one, and asks for it each time.
+    Variable.array raises if the layout is not the standard one, and checks it each time.
     """
     return x._data[0] if isinstance(x, Variable) else x

@@ -16,11 +16,11 @@ from umem.chainer.function_facts import is_array
 
 @contextmanager
 def cupy_generator(random: Any, generator: Callable[[], Any]) -> Iterator[None]:
-    """Have another generator be CuPy's current one in the block.
+    """Make another generator CuPy's current one in the block.
 
     Args:
         random: CuPy's random module; None: nothing is changed.
-        generator: gives the generator.
+        generator: returns the generator.
     """
     if random is None:
         yield
@@ -44,7 +44,7 @@ def numpy_generator_restored() -> Iterator[None]:
 
 
 def restore_attributes(link: Any, attributes: dict[str, Any]) -> None:
-    """Give a link the attributes that it had, and no others."""
+    """Restore a link's former attributes, and remove all others."""
     now = vars(link)
     for name in now.keys() - attributes.keys():
         del now[name]
@@ -54,14 +54,15 @@ def restore_attributes(link: Any, attributes: dict[str, Any]) -> None:
 class StepState:
     """Saved state of random generators and links, to rerun a loss function without side effects.
 
-    NumPy's global generator and Python's; links' attributes, with copies of the arrays that Chainer
-    saves with a link beside its parameters (running statistics). CuPy's generator cannot be read.
+    It has NumPy's global generator and Python's; links' attributes, with copies of the arrays that
+    Chainer saves with a link beside its parameters (running statistics). CuPy's generator cannot be
+    read.
 
     Args:
         model: the link whose links are saved.
-        holds_graphs: whether the graphs of variables among the attributes, such as a loss of the
-            step before, are kept alive. False: a variable is restored without the graph that led
-            to it, where nothing else holds that any more.
+        holds_graphs: whether the graphs of variables among the attributes, such as the previous
+            step's loss, are kept alive. False: a variable is restored without the graph that led
+            to it, if that was freed.
 
     Cost: those copies, and a walk over the links. Thread-safety: none.
     """
@@ -75,11 +76,11 @@ class StepState:
     def put_back(self) -> None:
         """Restore the random generators, and the links' attributes and running statistics.
 
-        Attributes that were added since are removed. Of what was changed in place, nothing else is
-        restored: parameters' arrays and gradients stay as they are.
+        Attributes that were added since are removed. Other in-place changes are not undone:
+        parameters' arrays and gradients stay as they are.
         """
         self.put_back_random()
-        # All variables first: a new attribute may be what holds the graph of an old one.
+        # All variables first: a new attribute may hold the graph of an old one.
         links = [(link, _with_variables(kept), arrays) for link, kept, arrays in self._links]
         for link, attributes, arrays in links:
             restore_attributes(link, attributes)
@@ -87,7 +88,7 @@ class StepState:
                 array[...] = values
 
     def has_drawn(self) -> bool:
-        """Tell whether NumPy's or Python's generator is elsewhere than in this state."""
+        """Tell whether NumPy's or Python's generator has another state now."""
         now = np.random.get_state(legacy=False)
         is_same = all(np.array_equal(now["state"][n], x) for n, x in self._numpy["state"].items())
         return not is_same or random.getstate() != self._python
@@ -99,13 +100,13 @@ class StepState:
 
 
 class _Variable:
-    """A variable that a function made: its array, and its node as long as something else has it."""
+    """A variable that a function made: its array, and its node while others refer to it."""
 
     def __init__(self, variable: Any) -> None:
         self._node, self._array = weakref.ref(variable.node), variable.array
 
     def again(self) -> Any:
-        """Return the variable, without a graph where its node is gone."""
+        """Return the variable; without a graph if its node was freed."""
         node = self._node()
         if node is None:
             return chainer.Variable(self._array)

@@ -1,16 +1,16 @@
-"""The one place where umem changes Chainer: its functions tell subscribers what happens.
+"""The only place where umem changes Chainer: its functions report events to subscribers.
 
 Chainer has no way to see gradients, updates of parameters or cuts of a graph (function hooks see
-forward and little of backward), so the functions in `POINTS` are replaced while somebody listens.
-Each subscriber stands around Chainer's function and the subscribers inside of it, in the order of
-`Subscriber.place`, whatever the order in which they came. They may leave in any order: when nobody
-listens at a point, Chainer's own function is back, the very object that was there.
+forward and little of backward), so the functions in `POINTS` are replaced while there are
+subscribers. Each subscriber wraps Chainer's function and the subscribers inside of it, in the order
+of `Subscriber.place`, whatever the order of subscribing. They may unsubscribe in any order: when a
+point has no subscriber, Chainer's own function is restored, the very same object.
 
-A later patch of other code over umem's is kept and reported, by an `umem.errors.LeftOnWarning`.
-umem's patch below it then passes every call straight on to Chainer, for good.
+If other code later patches over umem's patch, that is kept and reported by an
+`umem.errors.LeftOnWarning`. umem's patch below it then passes every call on to Chainer, for good.
 
-Thread-safety: the functions are replaced for the process; a subscriber is told of every thread and
-looks to its own.
+Thread-safety: the functions are replaced for the process; a subscriber gets the events of every
+thread and selects its own.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from umem.chainer.chunking.normalizing import NORMALIZATION
 from umem.errors import LeftOnWarning, StateError
 
 Proceed = Callable[..., Any]
-"""Calls what comes next at a point: the next subscriber, and finally Chainer's own function."""
+"""Calls the next function at a point: the next subscriber, and finally Chainer's own function."""
 
 
 class Subscriber:
-    """Base of listeners; each method wraps one point of Chainer, and calls ``proceed`` to go on.
+    """Base of subscribers; each method wraps one point of Chainer, and calls ``proceed``.
 
     A method that a class does not override costs nothing: its point is not replaced.
 
@@ -75,7 +75,7 @@ class Subscriber:
         proceed(method, *args, **kwargs)
 
     def generate(self, proceed: Proceed, initializer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wrap the making of a parameter's array, or of its gradient's."""
+        """Wrap the creation of a parameter's array, or of its gradient's."""
         return proceed(initializer, *args, **kwargs)
 
     def initialize(self, proceed: Proceed, initializer: Any, array: Any) -> None:
@@ -83,7 +83,7 @@ class Subscriber:
         proceed(initializer, array)
 
     def make_parameter(self, proceed: Proceed, parameter: Any, *args: Any, **kwargs: Any) -> None:
-        """Wrap the making of a parameter."""
+        """Wrap the creation of a parameter."""
         proceed(parameter, *args, **kwargs)
 
     def setup(self, proceed: Proceed, method: Any, link: Any) -> Any:
@@ -95,7 +95,7 @@ class Subscriber:
         proceed(method, hook)
 
     def check_gradients(self, proceed: Proceed, method: Any) -> None:
-        """Wrap an optimizer's check for NaN, where it scales the loss."""
+        """Wrap an optimizer's check for NaN, if it scales the loss."""
         proceed(method)
 
     def unchain(self, proceed: Proceed, func: Any) -> None:
@@ -156,7 +156,7 @@ class Subscriber:
 
 
 def rerun(func: Any, inputs: tuple[Any, ...]) -> Any:
-    """Run a function's forward again on arrays, within backward; to be called as ``tap.rerun``."""
+    """Run a function's forward again on arrays, within backward; call it as ``tap.rerun``."""
     return func.forward(inputs)
 
 
@@ -171,7 +171,7 @@ class Point(NamedTuple):
 def _computing() -> Iterator[tuple[Any, str]]:
     """List Chainer's functions that compute by themselves: class and method.
 
-    Functions that are told as `compute` are left out.
+    Functions that are reported as `compute` are omitted.
     """
     for kind in dict.fromkeys(_subclasses(function_node.FunctionNode)):
         if kind.__module__.startswith("chainer.functions.") and kind.__name__ != "Forget":
@@ -196,31 +196,31 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 POINTS = (
-    # Every call of a function comes through it, Chainer's old-style functions included.
+    # Every call of a function passes through it, including Chainer's old-style functions.
     Point(function_node.FunctionNode, "apply", "apply"),
-    # Variable.backward and chainer.grad both go through it, function by function.
+    # Variable.backward and chainer.grad both pass through it, function by function.
     Point(_backprop_utils, "backprop_step", "backprop_step"),
-    # Where the loops over the graph begin; function_node has imported the other by its name.
+    # The loops over the graph begin here; function_node has imported the other by its name.
     Point(_backprop, "_backprop_to_all", "backward"),
     Point(function_node, "_backprop", "grad"),
-    # Twice a parameter; then once a step, in every optimizer that goes by gradients.
+    # Twice a parameter; then once a step, in every optimizer that uses gradients.
     Point(optimizer.UpdateRule, "update", "update"),
     Point(optimizer.UpdateRule, "update_core", "update_core"),
     Point(optimizer.GradientMethod, "update", "step"),
     Point(optimizer.Optimizer, "setup", "setup"),
-    # The making of parameters; variable looks the first up in its package at each call.
+    # The creation of parameters; variable looks the first up in its package at each call.
     Point(chainer.initializers, "generate_array", "generate"),
     *(Point(kind, "__call__", "initialize") for kind in _initializers()),
     Point(variable.Parameter, "__init__", "make_parameter"),
     Point(optimizer.GradientMethod, "call_hook", "call_hook"),
     Point(optimizer.Optimizer, "check_nan_in_grads", "check_gradients"),
-    # Every way to cut a graph ends in one of the three; the graph itself keeps no note of it.
+    # Every way to cut a graph ends in one of the three; the graph itself does not record it.
     Point(function_node.FunctionNode, "unchain", "unchain"),
     Point(variable.Variable, "unchain", "unchain_variable"),
     Point(variable.VariableNode, "unchain", "unchain_variable"),
-    # The setter of Variable.array, of Variable.data, and what loads parameters in place.
+    # The setter of Variable.array, of Variable.data, and in-place loading of parameters.
     Point(variable.Variable, "_set_array", "set_array"),
-    # Loading and copying write into arrays that are there, which no setter sees.
+    # Loading and copying write into existing arrays, which no setter sees.
     Point(link.Link, "serialize", "serialize"),
     Point(variable.Variable, "copydata", "copydata"),
     # The whole training of a script that has a trainer.
@@ -228,7 +228,7 @@ POINTS = (
     Point(optimizer.Optimizer, "serialize", "serialize_optimizer"),
     # Chainer has no function for it.
     Point(sys.modules[__name__], "rerun", "rerun"),
-    # What computes where no library of NVIDIA's or Intel's does.
+    # They compute if no library of NVIDIA's or Intel's does.
     *(Point(kind, name, "compute") for kind, rule in RULES.items() for name in rule.methods),
     *(Point(kind, name, "evaluate") for kind, name in _computing()),
     Point(basic_math, "_preprocess_rhs", "operand"),
@@ -259,7 +259,7 @@ class _Patch:
         setattr(self.point.owner, self.point.name, self.function)
 
     def take_back(self) -> str | None:
-        """Restore Chainer's function; returns a later patch of somebody else, if there is one."""
+        """Restore Chainer's function; returns a later patch of other code, if there is one."""
         self.around = self.original
         owner, name, _ = self.point
         now = vars(owner)[name]
@@ -280,11 +280,11 @@ def check_chainer() -> None:
     """Raise unless the loaded Chainer is the one that umem patches.
 
     Raises:
-        StateError: it was imported anew.
+        StateError: Chainer was imported anew.
     """
     if sys.modules.get("chainer") is not chainer:
         raise StateError(
-            "Chainer was imported anew after umem.chainer, which sees the one before: start "
+            "Chainer was imported anew after umem.chainer, which uses the earlier one: start "
             "Python again, or import umem.chainer after it"
         )
 
@@ -304,25 +304,25 @@ def subscribe(subscriber: Subscriber) -> None:
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
-    """Remove a subscriber, from any thread and in any order; again does nothing."""
+    """Remove a subscriber, from any thread and in any order; no effect a second time."""
     with _lock:
         if subscriber in _subscribers:
             _subscribers.remove(subscriber)
         left = _repatch()
     if left:
         warnings.warn(
-            f"{', '.join(left)}: something else was put over umem's function, and stays; umem's, "
-            "below it, passes calls on to Chainer's own",
+            f"{', '.join(left)}: other code replaced umem's function, and its replacement stays; "
+            "umem's, below it, passes calls on to Chainer's own",
             LeftOnWarning,
             stacklevel=3,
         )
 
 
 class SharedSubscriber(Subscriber):
-    """A subscriber that is active while anybody holds it, in any thread.
+    """A subscriber that is active while there is a holder, in any thread.
 
     Attributes:
-        holders: who holds it, by id.
+        holders: its holders, by id.
     """
 
     def __init__(self) -> None:
@@ -342,7 +342,7 @@ class SharedSubscriber(Subscriber):
         self.holders.pop(id(holder), None)
         if not self.holders:
             unsubscribe(self)
-        if self.holders:  # another thread came in between
+        if self.holders:  # another thread has added one in between
             subscribe(self)
 
 
@@ -359,7 +359,7 @@ def told(name: str) -> list[Subscriber]:
 def _repatch() -> list[str]:
     """Install replacements at the points that subscribers use, and remove the others.
 
-    Returns the points where another's patch lies over ours. May be interrupted, and done again.
+    Returns the points where another's patch is over ours. May be interrupted, and repeated.
     """
     left = []
     for point in POINTS:

@@ -85,7 +85,7 @@ def test_an_optimizer_without_a_model_is_refused() -> None:
 
 
 def test_what_is_no_optimizer_by_gradients_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"is no chainer\.GradientMethod"):
+    with pytest.raises(UnsupportedError, match=r"is not a chainer\.GradientMethod"):
         accumulate(chainer.Optimizer().setup(Net(MEAN)), 4)
 
 

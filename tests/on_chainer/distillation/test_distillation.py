@@ -574,7 +574,7 @@ def test_items_that_are_no_tuples_are_said_to_be_so() -> None:
         SerialIterator(x, 8), chainer.optimizers.Adam().setup(Net(8, 1)), Net(20, 2),
         unlabelled=SerialIterator(x, 4),
     )  # fmt: skip
-    with pytest.raises(StateError, match=r"items with a label are tuples.*got an ndarray"):
+    with pytest.raises(StateError, match=r"items with a label must be tuples.*got an ndarray"):
         updater.update()
 
 

@@ -442,8 +442,8 @@ def test_without_managed_memory_it_lets_go():
         program.step()
         assert len(active()) == before - 1
         program.step()
-    assert lookahead.report().off == "nothing is managed memory"
-    assert "nothing is managed" in str(lookahead.report())
+    assert lookahead.report().off == "no array is in managed memory"
+    assert "no array is in managed" in str(lookahead.report())
 
 
 def test_a_hint_that_fails_ends_the_help_and_nothing_else(monkeypatch):

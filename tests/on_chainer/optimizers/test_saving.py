@@ -141,7 +141,7 @@ def test_a_file_that_does_not_say_its_format_is_refused() -> None:
         ({"m_codes": np.zeros((200, 160), "f")}, "codes are float32"),
         ({"m_scales": np.zeros(125)}, "125 scales of float64"),
         ({"v_scales": np.full(125, np.nan, "f")}, "not finite, or negative"),
-        ({"v_codes": None}, "not whole: it has .*v_scales"),
+        ({"v_codes": None}, "incomplete: it has .*v_scales"),
     ],
 )
 def test_arrays_that_do_not_belong_together_are_refused(change: Any, what: str) -> None:

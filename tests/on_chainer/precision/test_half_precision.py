@@ -707,7 +707,7 @@ def test_other_types_are_refused_with_the_reason(dtype: Any) -> None:
         ({"scale": 0}, "at least 1"),
         ({"scale": float("inf")}, "finite"),
         ({"scale": float("nan")}, "finite"),
-        ({"interval": 0}, "one good step"),
+        ({"interval": 0}, "at least 1 good step"),
         ({"keep": ["predictor/nothing"]}, "no such parameter or link"),
     ],
 )

@@ -246,7 +246,7 @@ def test_a_graph_that_is_left_behind_is_refused_once_what_it_reads_has_changed()
     assert np.array_equal(model.first.W.grad, expected)
     model.shared.W.array[...] += 1
     before = model.first.W.grad
-    with pytest.raises(RecomputeError, match="changed since the block of Recompute was left"):
+    with pytest.raises(RecomputeError, match="changed after the block of Recompute"):
         other.backward()
     assert model.first.W.grad is before
 

@@ -1,15 +1,15 @@
 """Convolutions, their adjoints and their kernels' gradients in parts, whose columns fit a cap.
 
 All three are products of the same columns, (groups, channels x kernel, positions), in which the
-output positions of several samples lie side by side: a part is one product for each group.
+output positions of several samples are side by side: a part is one product for each group.
 
     outputs                   kernel @ columns
     columns of the adjoint    kernel.T @ outputs
     gradient of the kernel    sum over the parts of outputs @ columns.T
 
 Results are C-contiguous, unlike Chainer's own. On NumPy halves are multiplied and summed as
-float32, which NumPy can do fast. Bits depend on shapes, types, layouts and the cap, and on the
-BLAS as ever; where the work is cut depends on nothing else.
+float32, which is faster. Bits depend on shapes, types, layouts, the cap, and the BLAS as always;
+the boundaries of parts depend on nothing else.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from umem.chainer.chunking.windows import Windows
 
 Array = Any
 FAST_COLUMNS = 512
-"""Matrix products of fewer columns are slower for each column; the number itself is a guess that no
-stored measurement supports."""
+"""Matrix products of fewer columns are slower for each column; the number itself is a guess, not
+measured."""
 
 
 class ConvolutionCall(NamedTuple):
@@ -44,9 +44,9 @@ class ConvolutionCall(NamedTuple):
 
     Attributes:
         xp: NumPy or CuPy.
-        windows: of outputs in images.
-        groups: into how many the channels are divided.
-        cap: for its columns, and for what is copied beside them.
+        windows: the windows of outputs in images.
+        groups: the number of groups of channels.
+        cap: the cap for its columns and their copies.
         label: its name in messages.
     """
 
@@ -61,10 +61,10 @@ class ConvolutionCall(NamedTuple):
     ) -> int:
         """Return how many output positions are computed at a time under the cap, at least one row.
 
-        A row that takes more than the cap is reported once.
+        If a row takes more than the cap, that is reported once.
 
-        With ``in_place`` a sample's columns are in the image. With ``is_cached`` not many more than
-        the processor's cache holds.
+        With ``in_place`` a sample's columns are in the image. With ``is_cached`` there are not many
+        more than the processor's cache holds.
         """
         size, row = prod(self.windows.outs), least(self.windows.outs)
         fitting = sides.positions(channel_count, total, self.cap.nbytes)
@@ -167,10 +167,10 @@ class Columns:
     """The columns (im2col) of a call's images, a part at a time, in memory shared by the parts.
 
     Attributes:
-        dtype: of the columns.
-        channel_count: in each group.
-        kernel_size: how many places a kernel has.
-        are_the_image: whether a sample's columns are the sample, as it lies in memory.
+        dtype: the columns' type.
+        channel_count: channels in each group.
+        kernel_size: the number of places in a kernel.
+        are_the_image: whether a sample's columns are the sample itself in memory.
     """
 
     def __init__(self, call: ConvolutionCall, x: Array, dtype: Any) -> None:
@@ -198,7 +198,7 @@ class Columns:
         The shape is (groups, channels x kernel, positions).
 
         Args:
-            channels: those to take of each group; all by default.
+            channels: the channels to take of each group; all by default.
         """
         channels = channels or slice(0, self.channel_count)
         images = self._images[part.samples, :, channels]
@@ -247,7 +247,7 @@ def _matrix(kernel: Array, groups: int, dtype: Any) -> Array:
 
 
 def _flat(array: Array, leading: int) -> Array:
-    """Return an array with the axes behind the first ``leading`` ones merged."""
+    """Return an array with the axes after the first ``leading`` ones merged."""
     return array.reshape(*array.shape[:leading], prod(array.shape[leading:]))
 
 
@@ -270,7 +270,7 @@ def _side_by_side(xp: Any, y: Array, part: Part, groups: int, dtype: Any) -> Arr
     found = found.reshape(len(found), groups, -1, *part.lengths)
     found = found.transpose(1, 2, 0, *range(3, found.ndim))
     if found.dtype != dtype:
-        found = found.astype(dtype, order="C")  # one copy, where reshaping might take another
+        found = found.astype(dtype, order="C")  # one copy; reshaping might need another
     return _product_ready(xp, _flat(found, 2), dtype)
 
 

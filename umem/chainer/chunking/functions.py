@@ -1,8 +1,8 @@
 """Chainer's functions that work on columns, and how each is computed in parts.
 
-Convolutions and deconvolutions are told by the methods that Chainer calls where cuDNN and iDeep do
-not serve; poolings by those for NumPy.
-Where a rule returns None, Chainer's own method does the work, or raises.
+Convolutions and deconvolutions are found by the methods that Chainer calls when cuDNN and iDeep are
+not used; poolings by the methods for NumPy.
+If a rule returns None, Chainer's own method does the work, or raises.
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ def _is_left(cap: Cap, func: Any, array: Array) -> bool:
 
 
 def _is_whole(cap: Cap, array: Array, elements: int) -> bool:
-    """Tell whether a call on a GPU is left to Chainer, whose workspace stays under the cap.
+    """Tell whether Chainer computes a call on a GPU itself, because its workspace fits the cap.
 
-    On a GPU each part costs launches. On NumPy parts are as quick, as their columns stay in the
+    On a GPU each part costs launches. On NumPy parts are as fast, because their columns stay in the
     processor's cache.
 
     Args:
-        cap: in force.
+        cap: the cap in force.
         array: an input.
-        elements: the number in the columns, their copies and a copy of the outputs.
+        elements: the number of elements in the columns, their copies and a copy of the outputs.
     """
     return not isinstance(array, np.ndarray) and elements * array.itemsize <= cap.nbytes
 
@@ -191,16 +191,16 @@ def _average_gradient(cap: Cap, node: Any, inputs: tuple[Array]) -> Array | None
     if divisor is None:
         divisor = prod(windows.kernel)
     elif cap.exact:
-        return None  # Chainer divides the gradient that it is given, which others may read
+        return None  # Chainer divides the given gradient in place, which others may read
     return sum_back(Planes(windows, cap), y, y.dtype, divisor)
 
 
-# -- which methods -------------------------------------------------------------------------------
+# -- the replaced methods ------------------------------------------------------------------------
 
 _CORES = ("_forward_cpu_core", "_forward_gpu_core", "_forward_grouped_convolution")
 _ND, _CPU = ("_forward_xp",), ("forward_cpu",)
-# `tap.py` replaces the methods named here by its event ``compute``, which half precision hears,
-# too. `umem.trace.analysis.capping` has the names of the same functions; a test holds both equal.
+# `tap.py` replaces the methods named here by its event ``compute``, to which half precision also
+# subscribes. `umem.trace.analysis.capping` names the same functions; a test checks that they agree.
 RULES: dict[type, Rule] = {
     convolution_2d.Convolution2DFunction: Rule(_CORES, _convolution),
     convolution_2d.Convolution2DGradW: Rule(_CORES, _kernel_gradient),

@@ -1,8 +1,8 @@
 """Columns of windows on a GPU: im2col and its adjoint col2im, each in one kernel.
 
 Copies and sums are those of `umem.chainer.chunking.windows`, in the same order, so that results
-have the same bits; that module takes a copy for each place of the window, which would be a launch
-each on a GPU. Never run on a real GPU.
+have the same bits. That module makes a copy for each place of the window, each of which would be a
+launch on a GPU. Never run on a real GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def spread(image: Any, columns: Any, windows: Windows, band: tuple[Range, ...]) 
     for size, kernel, stride, pad, dilate, (start, stop) in _axes(windows, band):
         low = max(0, start * stride - pad)
         high = min(size, (stop - 1) * stride - pad + (kernel - 1) * dilate + 1)
-        if low >= high:  # all of the band lies in the padding
+        if low >= high:  # the whole band is padding
             return
         seen.append(slice(low, high))
         numbers.append((high - low, kernel, stride, pad + low, dilate, start, stop - start))
@@ -58,7 +58,7 @@ def _parameters(axes: int, index: str) -> str:
 
 
 def _decomposed(name: str, lengths: str, axes: int) -> list[str]:
-    """Return code that takes the last axes off the flat index ``rest``."""
+    """Return code that splits the last axes off the flat index ``rest``."""
     return [
         f"const Index {name}{axis} = rest % {lengths}{axis}; rest /= {lengths}{axis};"
         for axis in reversed(range(axes))

@@ -1,8 +1,8 @@
 """Batch normalisation some channels at a time, by Chainer's own code, with its bits.
 
-Channels do not mix, and NumPy sums up those of a part as it does among all, where arrays are
-C-contiguous and there are two channels at least: alone, one's samples would be one run of memory.
-All other calls are computed whole.
+Channels do not mix. NumPy sums the channels of a part as it sums them among all, if arrays are
+C-contiguous and there are at least two channels: a single channel's samples would be contiguous
+memory. All other calls are computed whole.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from umem.chainer.chunking.pieces import CACHED_BYTES, Cap
 Array = Any
 Proceed = Callable[..., Any]
 NORMALIZATION = GeneralBatchNormalizationImpl
-"""Chainer's implementation for devices without a library of their own; subclasses, such as
-ChainerMN's, may compute anything and are left alone."""
+"""Chainer's implementation for devices without their own library; subclasses, such as ChainerMN's,
+may compute anything and are left alone."""
 TEMPORARY_COUNT = 6
 """Chainer's code has this many arrays of a part's size at once, its result included."""
 
@@ -32,7 +32,7 @@ def normalize(
     """Compute `GeneralBatchNormalizationImpl.forward` some channels at a time, within a cap.
 
     Takes its arguments after the cap and the method, ``proceed``, and returns its result. A call
-    whose channels cannot be taken apart with the same bits is computed whole.
+    whose channels cannot be split with the same bits is computed whole.
     """
     running = running_mean, running_var
 
@@ -65,7 +65,7 @@ def normalize_back(
     """Compute `GeneralBatchNormalizationImpl.backward` some channels at a time, within a cap.
 
     Takes its arguments after the cap and the method, ``proceed``, and returns its gradients. A call
-    whose channels cannot be taken apart with the same bits is computed whole.
+    whose channels cannot be split with the same bits is computed whole.
     """
 
     def part_of(part: slice) -> Any:
@@ -100,7 +100,7 @@ def _goes_by_channels(xp: Any, axis: Any, gamma: Array, x: Array, *others: Array
 
 
 def _channels(cap: Cap, x: Array) -> Iterator[slice]:
-    """Split the channels into parts of at least two that fit the cap, if two do."""
+    """Split the channels into parts of at least two that fit the cap, if two fit."""
     count = x.shape[1]
     most = max(1, min(cap.nbytes, CACHED_BYTES * TEMPORARY_COUNT) // TEMPORARY_COUNT)
     part_count = max(1, min(count // 2, -(-x.nbytes // most)))

@@ -1,7 +1,7 @@
 """Splitting of a call's work so that its workspace stays under a cap.
 
-Outputs are cut by samples; where one sample takes more, by bands of its output rows; where the
-channels can be cut as well, they are, so that a product stays wide enough to be fast.
+Outputs are split by samples; if one sample takes more, by bands of its output rows. If the channels
+can be split, they are split as well, so that a product stays wide enough to be fast.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from umem.units import format_bytes
 
 WIDE = 2048
 """A matrix product of this many columns is about as fast for each column as a wider one; the number
-itself is a guess that no stored measurement supports."""
+itself is a guess, not measured."""
 CACHED_BYTES = 1 << 20
-"""A core's own cache, of one or two MiB on processors of today, holds this (bench/recompute.py
+"""A core's own cache, one or two MiB on today's processors, holds this (bench/recompute.py
 --workspace has times under caps)."""
 
 
@@ -27,9 +27,9 @@ class Cap:
 
     Attributes:
         nbytes: the most that the temporary arrays of one call may take.
-        exact: whether what differs from Chainer's own result by a bit is left to Chainer.
-        layouts: with ``exact``, by call: the strides of Chainer's result, or None where its bits
-            were others.
+        exact: whether Chainer computes calls whose result would differ from its own by a bit.
+        layouts: with ``exact``, by call: the strides of Chainer's result, or None if the bits
+            differed.
     """
 
     def __init__(self, nbytes: int, exact: bool) -> None:
@@ -42,8 +42,8 @@ class Cap:
         if not self._has_warned:
             self._has_warned = True
             warn_at_program(
-                f"a workspace of {format_bytes(self.nbytes)} is below what one output row of "
-                f"{label} takes: {format_bytes(nbytes)} is used there, the least",
+                f"a workspace of {format_bytes(self.nbytes)} is too small for one output row of "
+                f"{label}: {format_bytes(nbytes)} is used there, the least",
                 WorkspaceWarning,
             )
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
     Attributes:
         samples: their range.
-        band: from and to which output position, along each axis.
+        band: its first and last output position, along each axis.
         positions: the same, in one number for all axes: a band is one run of them.
     """
 
@@ -125,9 +125,9 @@ class Sides(NamedTuple):
     """Sizes of a matrix product of columns, in elements.
 
     Attributes:
-        kernel: of a column, for each channel.
+        kernel: elements of a column, for each channel.
         others: beside the column, for each position: an output or its gradient.
-        sums: for each channel of a column, where products of several parts are added up.
+        sums: for each channel of a column, if products of several parts are added up.
         itemsize: bytes of an element.
     """
 

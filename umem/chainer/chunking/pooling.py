@@ -1,8 +1,8 @@
 """Poolings and their gradients on NumPy, a place of the window at a time, without columns.
 
-Sums go over the places of a window in the order of memory, as Chainer's do, but where an image has
-one window: there NumPy adds in another order, and the last bits may differ. Halves are summed as
-float32 where Chainer takes a mean. Results are C-contiguous.
+Sums are over the places of a window in the order of memory, like Chainer's, except if an image has
+one window: then NumPy adds in another order, and the last bits may differ. Halves are summed as
+float32 if Chainer computes a mean. Results are C-contiguous.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Planes(NamedTuple):
     """The planes of one call: images (n, channels, image...) and outputs (n, channels, outs...).
 
     Attributes:
-        windows: of outputs in images.
-        cap: for what is compared and selected at a time.
+        windows: the windows of outputs in images.
+        cap: the cap for values that are compared and selected at a time.
     """
 
     windows: Windows
@@ -48,7 +48,7 @@ class Planes(NamedTuple):
     def scattered(self, shape: Sizes) -> Iterator[tuple[Index, Index, Overlap]]:
         """Iterate as `gathered`, but one kernel offset at a time, over all bands.
 
-        So sums in an image are taken in the same order, however it is cut.
+        So sums in an image are in the same order, however it is split.
         """
         for images, bands in self._planes(shape):
             found = [overlaps(self.windows, band.band) for band in bands]
@@ -75,7 +75,7 @@ def sum_windows(planes: Planes, x: Array, divisor: Any = 1) -> Array:
     """Sum each window of (n, channels, image...); padding counts as zero.
 
     Args:
-        divisor: of the sums: a number, or an array (outs...).
+        divisor: the divisor of the sums: a number, or an array (outs...).
     """
     y = np.zeros((*x.shape[:2], *planes.windows.outs), x.dtype)
     for images, outputs, found in planes.gathered(y.shape):
@@ -94,8 +94,8 @@ def sum_back(planes: Planes, y: Array, dtype: Any, divisor: Any = 1) -> Array:
     """Add each value of (n, channels, outs...) to all places of its window: the adjoint of a sum.
 
     Args:
-        dtype: of the result.
-        divisor: of the values: a number, or an array (outs...).
+        dtype: the result's type.
+        divisor: the divisor of the values: a number, or an array (outs...).
     """
     x = np.zeros((*y.shape[:2], *planes.windows.image), dtype)
     is_one = isinstance(divisor, int)
@@ -119,7 +119,7 @@ def largest(planes: Planes, x: Array) -> tuple[Array, Array]:
         for overlap in found:
             seen, held = image[overlap.image], best[overlap.outs]
             is_better = ~(seen <= held)
-            is_better &= held == held  # what is no number stays
+            is_better &= held == held  # NaN stays
             np.copyto(at[overlap.outs], overlap.place, where=is_better)
             np.maximum(held, seen, out=held)
     return y, places

@@ -1,7 +1,7 @@
 """The windows of a convolution or pooling in its images, and their columns (im2col).
 
-A window at an output position covers the kernel's places in the image; what of it lies in the
-padding is no part of any overlap. So an image is never padded, which takes a copy of it.
+A window at an output position covers the kernel's places in the image; places in the padding belong
+to no overlap. So an image is never padded, which would copy it.
 Works on arrays of NumPy and of CuPy alike, with any number of axes before the spatial ones.
 """
 
@@ -16,7 +16,7 @@ Sizes = tuple[int, ...]
 Index = tuple[Any, ...]
 Range = tuple[int, int]
 REMEMBERED = 2048
-"""At most this many overlaps are cached, one for each pair of windows and band; every step asks for
+"""At most this many overlaps are cached, one for each pair of windows and band; every step needs
 the same ones. A guess: some hundred layers, each with its bands."""
 
 
@@ -24,12 +24,12 @@ class Windows(NamedTuple):
     """The window geometry of one call; each field has one size for each spatial axis.
 
     Attributes:
-        image: of the image.
-        outs: of the output: how many windows there are.
-        kernel: of a window.
-        stride: from window to window.
-        pad: before the image.
-        dilate: from place to place inside a window.
+        image: the image's size.
+        outs: the output's size, the number of windows.
+        kernel: the window's size.
+        stride: the distance from window to window.
+        pad: the padding before the image.
+        dilate: the distance from place to place inside a window.
     """
 
     image: Sizes
@@ -51,10 +51,10 @@ class Overlap(NamedTuple):
 
     Attributes:
         place: its number, in the order of memory.
-        columns: index of the columns whose place lies in the image.
+        columns: index of the columns whose place is in the image.
         borders: indexes of the other columns of this place.
-        outs: as ``columns``, of an array with one value for each window.
-        image: where those lie in the image.
+        outs: like ``columns``, in an array with one value for each window.
+        image: their places in the image.
     """
 
     place: int
@@ -69,7 +69,7 @@ def overlaps(windows: Windows, band: tuple[Range, ...]) -> tuple[Overlap, ...]:
     """List the overlaps of a band with the image, one for each kernel offset, in memory order.
 
     Args:
-        windows: of the call.
+        windows: the call's windows.
         band: the range of windows along each axis; indexes of outputs and columns are relative to
             it.
     """
@@ -109,12 +109,12 @@ def _borders(outs: Sequence[slice], band: Sequence[Range]) -> list[Index]:
 
 
 def fill(columns: Any, image: Any, windows: Windows, band: tuple[Range, ...]) -> None:
-    """Copy what each window sees into its column (im2col); padding is zero.
+    """Copy the image under each window into its column (im2col); padding is zero.
 
     Args:
-        columns: (..., kernel..., band...), which is written.
+        columns: (..., kernel..., band...), the output.
         image: (..., image...), with the same first axes.
-        windows: of the call.
+        windows: the call's windows.
         band: the range of windows along each axis.
     """
     for overlap in overlaps(windows, band):

@@ -1,4 +1,4 @@
-"""Distillation: a small network learns from what a large one gives.
+"""Distillation: a small network learns from the output of a large one.
 
 `DistillingUpdater` and `DistillingLoss` are for users.
 

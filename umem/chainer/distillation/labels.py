@@ -1,4 +1,4 @@
-"""Labels among what a batch has: taken out for a loss, and put in where an item has none."""
+"""Labels in a batch: split off for a loss, and added to items without one."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def without_label(item: Any, like: Any, key: Any) -> Any:
     Args:
         item: an input, a tuple of inputs, or a dictionary of them.
         like: an item with a label.
-        key: where that is; a place or a name; None: items have none.
+        key: the label's index or name; None: items have none.
 
     Raises:
-        StateError: the item has a label, or other inputs; labels are no signed integers.
+        StateError: the item has a label, or other inputs; labels are not signed integers.
     """
     if key is None:
         return item
@@ -71,8 +71,8 @@ def without_label(item: Any, like: Any, key: Any) -> Any:
         return {**item, key: label}
     if not isinstance(like, tuple):
         raise StateError(
-            f"items with a label are tuples of inputs and the label, or dictionaries; got an "
-            f"{type(like).__name__}. Where no item has one, give label_key=None and weight=1"
+            f"items with a label must be tuples of inputs and the label, or dictionaries; got an "
+            f"{type(like).__name__}. If no item has one, give label_key=None and weight=1"
         )
     parts = item if isinstance(item, tuple) else (item,)
     if len(parts) != len(like) - 1:
@@ -85,7 +85,7 @@ def _no_label(label: Any) -> Any:
     dtype = np.dtype(getattr(label, "dtype", type(label)))
     if dtype.kind != "i":
         raise StateError(
-            f"labels of type {dtype} cannot say that there is none, which is -1: give signed "
+            f"labels of type {dtype} cannot hold -1, which marks a missing label: give signed "
             "integers, such as int32"
         )
     return np.full(getattr(label, "shape", ()), NO_LABEL, dtype)
@@ -93,6 +93,6 @@ def _no_label(label: Any) -> Any:
 
 def _other(item: Any, like: Any) -> StateError:
     return StateError(
-        f"items without a label have the parts {item}, and those with one {like}: the first are "
-        "the second without the label"
+        f"items without a label have the parts {item}, and those with one {like}: the first must "
+        "be the second without the label"
     )

@@ -1,4 +1,4 @@
-"""A network that is asked and not trained: without a graph, where and in what type it is to lie."""
+"""A network that is run but not trained: without a graph, on a chosen device, in a chosen type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from umem.errors import StateError, UnsupportedError
 from umem.memory import managed
 
 PRECISIONS = ("float32", "float16")
-"""Accepted values of ``teacher_precision``: as the teacher is, and float16."""
+"""Accepted values of ``teacher_precision``: the teacher's own, and float16."""
 MEMORIES = (None, "managed")
 
 
@@ -31,14 +31,14 @@ class Teacher:
     dropped.
 
     Args:
-        link: the network; stays as it is, and where it is.
-        device: where it is to run; a Chainer device. Parameters elsewhere are copied there.
-        precision: "float32", as it is; "float16": a copy with float16 parameters, but for
-            those of normalisations.
+        link: the network; it is not changed or moved.
+        device: the Chainer device to run on. Parameters elsewhere are copied there.
+        precision: "float32": unchanged; "float16": a copy with float16 parameters, except for
+            normalisations.
         memory: None, or "managed": a copy of the parameters in managed memory.
 
     Attributes:
-        link: the network that is asked; the one that was given, where nothing had to be copied.
+        link: the network that runs; the given one, if nothing had to be copied.
 
     Raises:
         UnsupportedError: another precision or memory; or "managed" for arrays of NumPy.
@@ -73,24 +73,24 @@ class Teacher:
         """Return the network's output for a batch.
 
         Args:
-            seed: of CuPy's generator while it runs; NumPy's is not reseeded.
+            seed: the seed of CuPy's generator while it runs; NumPy's is not reseeded.
         """
         types = _computing_halves() if self._is_half else nullcontext()
         quiet = chainer.using_config("train", False)
-        # NumPy's generator is put back, and not touched before: `accumulate` sees what draws by it.
+        # NumPy's generator is restored, and not changed before: `accumulate` sees draws from it.
         apart = numpy_generator_restored(), cupy_generator(self._random, lambda: self._own(seed))
         with quiet, chainer.no_backprop_mode(), apart[0], apart[1], self._reporting(), types:
             return self.link(*args, **kwargs)
 
     def _own(self, seed: int) -> Any:
-        """Return the teacher's own CuPy generator, seeded anew."""
-        if self._generator is None:  # one for all steps: to make one takes long
+        """Return the teacher's own CuPy generator, seeded again."""
+        if self._generator is None:  # one for all steps, because making one is slow
             self._generator = self._random.RandomState(seed)
         self._generator.seed(seed)
         return self._generator
 
     def _reporting(self) -> AbstractContextManager[None]:
-        """Use a separate reporter in the block, as the trainer's does not know the teacher."""
+        """Use a separate reporter in the block, because the trainer's does not know the teacher."""
         nobody = reporter.Reporter()
         nobody.add_observers("teacher", self.link.namedlinks())
         scope: AbstractContextManager[None] = nobody.scope({})
@@ -100,7 +100,7 @@ class Teacher:
 def check_options(precision: str, memory: str | None) -> None:
     """Raise UnsupportedError for an unknown precision or memory mode."""
     if precision not in PRECISIONS:
-        raise UnsupportedError(f'a teacher is in "float32" or "float16", not in {precision!r}')
+        raise UnsupportedError(f'teacher_precision is "float32" or "float16", not {precision!r}')
     if memory not in MEMORIES:
         raise UnsupportedError(f'teacher_memory is None or "managed", not {memory!r}')
 
@@ -119,7 +119,7 @@ def _computing_halves() -> Iterator[None]:
 def values_of(link: Any) -> Iterator[tuple[str, Any]]:
     """Yield a network's parameters, their arrays and its persistent arrays, with their paths."""
     for path, one in link.namedlinks():
-        # Privates: the public lists have parameters alone, and those of children too.
+        # Privates: the public lists have only parameters, and also the children's.
         for name in sorted(one._params | one._persistent):
             value = getattr(one, name)
             found = (value, value.array) if name in one._params else (value,)
@@ -137,11 +137,11 @@ _device_of = chainer.backend.get_device_from_array
 def _placed(link: Any, device: Any, is_half: bool, memory: str | None) -> Any:
     """Copy a link to a device; it is converted to float16 on the host first."""
     if memory is not None and device.xp is np:
-        with managed():  # names both ways out where there is no device
+        with managed():  # its error names both ways out if there is no device
             pass
         raise UnsupportedError(
-            "a teacher in managed memory needs arrays of CuPy, and the student is on NumPy: send "
-            'the student to a GPU first, or leave teacher_memory="managed" out'
+            "a teacher in managed memory needs arrays of CuPy, but the student is on NumPy: send "
+            'the student to a GPU first, or leave out teacher_memory="managed"'
         )
     small = {id(one) for one in chosen(link, ())} if is_half else set[int]()
     copy = link.copy("share")
@@ -149,7 +149,7 @@ def _placed(link: Any, device: Any, is_half: bool, memory: str | None) -> Any:
         made: dict[int, Any] = {}
         for one, other in counterparts(link, copy):
             _give_own(one, other, made, lambda p: _array(p, device, id(p) in small, memory))
-        copy.to_device(device)  # what is left: statistics
+        copy.to_device(device)  # the rest: statistics
     return copy
 
 

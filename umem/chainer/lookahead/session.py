@@ -1,8 +1,8 @@
-"""One time inside a `LookaheadPrefetch` block: what it follows, learns and moves.
+"""One use of a `LookaheadPrefetch` block: it follows the program, learns its order, moves memory.
 
-It follows the events of its own recorder, which wraps the points that `umem.record` wraps: function
-hooks do not see gradients. `umem.planner.prefetch` says what an order is, and plans the moves of
-blocks; `Pager` has the device do them.
+It follows the events of its own recorder, which wraps the same points as `umem.record`: function
+hooks do not see gradients. `umem.planner.prefetch` defines an order, and plans the moves of blocks;
+`Pager` makes the device carry them out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from umem.trace.recording import Reach, Recorder, active, follow_last
 from umem.units import format_bytes
 
 ORDERS = 4
-"""At most this many orders of operations are remembered: the usual one, that of a last small batch,
-of an alternation. A guess that no measurement supports."""
+"""At most this many orders of operations are remembered: the usual one, one for a last small batch,
+or an alternation. A guess, not measured."""
 LONGEST = 50_000
-"""An iteration of more operations without an update is given up: a guess, far above what any
-network of bench/ takes."""
+"""An iteration of more operations without an update is given up: a guess, far above all networks of
+bench/."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class LookaheadReport:
 
     Attributes:
         iteration_count: updates seen.
-        followed_count: iterations that took an order that was known.
-        mismatch_count: iterations that took another, and were not helped from there on.
-        fetched_bytes, sent_bytes: asked to be on the GPU, and on the host.
-        discarded_bytes: of blocks whose contents were forgotten, as no array had them any more.
-        off: why it has stopped for good; None while it has not.
+        followed_count: iterations that followed a known order.
+        mismatch_count: iterations that left it, and got no help from that point on.
+        fetched_bytes, sent_bytes: requested to be on the GPU, and on the host.
+        discarded_bytes: of blocks whose contents were dropped, because no array used them.
+        off: the reason why it has stopped for good; None if it has not.
         simulated: whether on a virtual GPU.
     """
 
@@ -75,7 +75,7 @@ class Follower(Recorder):
         self._refs: dict[int, Callable[[], Any]] = {}
 
     def is_last(self) -> bool:
-        """Tell whether all other recorders started before this one; if not, move behind them.
+        """Tell whether all other recorders started before this one; if not, move after them.
 
         The hints are events too, and must not come before the operation that they follow.
         """
@@ -105,7 +105,7 @@ class Follower(Recorder):
 class Learned:
     """A remembered order of operations, the addresses of its arrays, and the planned moves.
 
-    ``addresses`` are by slot, None for what is not in managed memory.
+    ``addresses`` are by slot, None for arrays outside of managed memory.
     """
 
     order: Order
@@ -130,7 +130,7 @@ class Session:
         self._iteration = Iteration(0)
         self._addresses: list[int | None] = []
         self._before: Iteration | None = None
-        self._learned: list[Learned] = []  # the one taken last is last
+        self._learned: list[Learned] = []  # the one used last is last
         self._current: Learned | None = None
         self._warned = False
 
@@ -149,7 +149,7 @@ class Session:
         self._current = None
         self._learned.clear()
 
-    # -- what happens ----------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
         """Update the tables of tensors for an event of the recorder."""
@@ -206,13 +206,13 @@ class Session:
         """Count an iteration that follows no known order; warn once."""
         before = self.report
         self.report = replace(before, mismatch_count=before.mismatch_count + 1)
-        # The second iteration may differ by what the first one made: only then it is usual.
+        # The second iteration may differ by objects that the first one made: only then it is usual.
         if before.iteration_count > 1 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"LookaheadPrefetch: iteration {before.iteration_count} takes an order of "
-                f"operations that is not known ({where}): it is not helped, and learned instead. "
-                "Said once; report() counts them",
+                f"LookaheadPrefetch: iteration {before.iteration_count} takes an unknown order of "
+                f"operations ({where}): it gets no prefetch, and is learned instead. "
+                "This warning is given once; report() counts them",
                 LookaheadWarning,
                 stacklevel=2,
             )
@@ -233,7 +233,7 @@ class Session:
             followed_count=before.followed_count + (known is not None),
         )
         if not self._learned and not self._device.usage().managed_bytes:
-            self._stop_for_good("nothing is managed memory")
+            self._stop_for_good("no array is in managed memory")
         else:
             self._learn(iteration, known)
         self._addresses.clear()
@@ -269,11 +269,11 @@ class Session:
         self.stop()
 
     def _give_up(self, error: Exception) -> None:
-        """Stop for good with a warning that names the error, as training must go on."""
+        """Stop for good with a warning that names the error, because training must continue."""
         self._stop_for_good(str(error))
         warnings.warn(f"LookaheadPrefetch has stopped: {error}", LookaheadWarning, stacklevel=2)
 
-    # -- helping ---------------------------------------------------------------------------
+    # -- moving ----------------------------------------------------------------------------
 
     def _move(self, current: Learned, number: int) -> None:
         """Carry out the moves planned for an operation; an error of the driver turns prefetch
@@ -285,7 +285,7 @@ class Session:
         try:
             if pager.advance():
                 pager.move(current.moves[number], current.addresses, self._array)
-        except Exception as error:  # whatever the driver says
+        except Exception as error:  # any error of the driver
             self._give_up(error)
         self.report = replace(
             self.report,

@@ -20,15 +20,15 @@ from umem.planner import IN_FLIGHT_BYTES
 from umem.trace.recording import root_of
 
 NEWEST, OLDER = 16, 4
-"""At most this many recent and older buffers that others hold are checked before each function:
-each check takes microseconds. Guesses that no measurement supports."""
+"""At most this many recent and older buffers that others refer to are checked before each function:
+each check takes microseconds. Guesses, not measured."""
 
 
 class Mover(Subscriber):
     """Offloads the saved tensors of the thread that starts it; any thread may run backward.
 
-    A buffer is sent to the offload target when the tape alone refers to it, and its slots on the
-    tape are emptied once the copy is complete, if the tape alone still refers to it: so nobody can
+    A buffer is sent to the offload target when only the tape refers to it. Its slots on the tape
+    are emptied once the copy is complete, if still only the tape refers to it, so that nothing can
     edit it in between. A buffer that others refer to is checked again before later functions.
 
     Args:
@@ -38,7 +38,7 @@ class Mover(Subscriber):
         tiers: the open targets, by class of arrays.
     """
 
-    place = -4  # around those that change what is retained
+    place = -4  # around subscribers that change the retained arrays
 
     def __init__(self, open_tier: Callable[[Any], Tier]) -> None:
         self._open_tier = open_tier
@@ -65,7 +65,7 @@ class Mover(Subscriber):
         In a forked child process nothing is restored.
 
         Raises:
-            what the target raises where it cannot restore a buffer; all others are restored.
+            The target's error for a buffer that it cannot restore; all others are restored.
         """
         unsubscribe(self)
         if not self._process.is_this():
@@ -98,7 +98,7 @@ class Mover(Subscriber):
     # -- forward ---------------------------------------------------------------------------
 
     def apply(self, proceed: Proceed, func: Any, inputs: Any) -> Any:
-        """Send buffers that the tape alone holds, run the function, and remember what it saves."""
+        """Send buffers that only the tape holds, run the function, and remember its saved ones."""
         if not self._process.is_this():
             return proceed(func, inputs)
         is_here = threading.get_ident() == self._thread
@@ -114,12 +114,12 @@ class Mover(Subscriber):
     def _add(self, func: Any, is_here: bool) -> None:
         """Remember the buffers of the arrays that a function saves for its backward.
 
-        An array is skipped where functions that were not followed may read it too: inputs from
+        An array is skipped if functions that were not followed may also read it: inputs from
         outside, and outputs of functions that ran before `start`. Arrays below 64 KiB are skipped
         as well.
 
         Args:
-            func: has run.
+            func: a function that has run.
             is_here: the function ran in the thread whose saved tensors are offloaded; for others
                 no new buffer is made, and only known ones are remembered.
         """
@@ -145,9 +145,9 @@ class Mover(Subscriber):
             self._saved[func] = Saved(self._call_count, tuple(buffers.values()))
 
     def _new(self, root: Any) -> Buffer | None:
-        """Make a buffer of an array, and open the target where it is the first of its class.
+        """Make a buffer of an array, and open the target if it is the first of its class.
 
-        None where its memory cannot be copied as bytes.
+        None if its memory cannot be copied as bytes.
         """
         if not _can_be_sent(root):
             return None
@@ -164,9 +164,9 @@ class Mover(Subscriber):
             queue.append(buffer)
 
     def _send_what_can_be(self) -> None:
-        """Empty slots whose copies are complete, and send buffers that the tape alone holds.
+        """Empty slots whose copies are complete, and send buffers that only the tape holds.
 
-        Nothing is sent inside of a backward pass. Waits while too many bytes are on their way.
+        Nothing is sent inside a backward pass. Waits while too many bytes are being transferred.
         """
         while self._going and _is_over(*self._going[0]):
             self._finish_sending(*self._going.popleft())
@@ -181,7 +181,7 @@ class Mover(Subscriber):
             self._finish_sending(*self._going.popleft())
 
     def _try_to_send(self, buffer: Buffer, again: deque[Buffer]) -> None:
-        """Send a buffer if the tape alone holds it; otherwise queue it to be checked again."""
+        """Send a buffer if only the tape holds it; otherwise queue it to be checked again."""
         buffer.is_waiting = False
         if buffer.sent is not None or not buffer.is_wanted():
             return
@@ -194,7 +194,7 @@ class Mover(Subscriber):
             self._going_bytes += buffer.nbytes
 
     def _finish_sending(self, buffer: Buffer, sent: Sent) -> None:
-        """Wait for a buffer's copy, and empty its slots unless somebody else holds it by now."""
+        """Wait for a buffer's copy, and empty its slots unless another reference exists by now."""
         self._going_bytes -= buffer.nbytes
         if buffer.sent is not sent:  # it was read in between, and may have been edited
             return
@@ -207,7 +207,7 @@ class Mover(Subscriber):
             buffer.let_go()
 
     def _send_again_later(self, buffer: Buffer) -> None:
-        """Discard the copy of a buffer that others may edit, and queue it to be sent anew."""
+        """Discard the copy of a buffer that others may edit, and queue it to be sent again."""
         buffer.forget()
         self._queue(buffer, self._older)
 
@@ -282,23 +282,23 @@ class Mover(Subscriber):
         """Restore and pin some buffers, so that no thread empties their slots until `_unpin`.
 
         Raises:
-            what the target raises; none of the buffers is pinned then.
+            The target's errors; none of the buffers is then pinned.
         """
         for buffer in buffers:
             if buffer.is_below:
                 root = buffer.restore()
                 self._by_root[id(root)] = buffer
             elif buffer.sent is not None and self._process.is_this():
-                buffer.forget()  # its copy is under way, and it may be edited now
+                buffer.forget()  # its copy is being made, and it may now be edited
         for buffer in buffers:
             buffer.pin_count += 1
 
     def _unpin(self, buffer: Buffer, func: Any, current: OffloadedPass) -> None:
-        """Empty a buffer's slots again after its last reader has run, if the tape alone holds it.
+        """Empty a buffer's slots again after its last reader has run, if only the tape holds it.
 
         Args:
             buffer: no longer pinned.
-            func: the reader, if nobody has come to refer to it while it ran; else None.
+            func: the reader, if no reference to it was added while it ran; else None.
             current: the pass, which keeps the buffer for its next function.
         """
         if buffer.is_below or buffer.sent is None or not buffer.is_wanted():

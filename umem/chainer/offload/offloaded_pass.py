@@ -61,7 +61,7 @@ class OffloadedPass:
         """Prefetch the buffers of one function after another, up to `AHEAD_BYTES`.
 
         Raises:
-            MemoryError: no room for a buffer; those before it are on their way.
+            MemoryError: no room for a buffer; those before it are being fetched.
         """
         while self._has_room and self._read < len(self._steps):
             step = self._steps[self._read]
@@ -74,7 +74,7 @@ class OffloadedPass:
             self._read += 1
 
     def release(self) -> None:
-        """Drop prefetched buffers, because the function that runs needs the room.
+        """Drop prefetched buffers, because the running function needs the room.
 
         Only those on a GPU: on the host they are pages of the system's cache, freed as needed. If
         there were any, nothing more is prefetched in this pass.
@@ -94,7 +94,7 @@ class OffloadedPass:
         return self._has_room and is_next
 
     def end(self) -> None:
-        """Drop the buffers that are held for functions which did not run."""
+        """Drop the buffers that are held for functions that did not run."""
         for step in self._steps:
             for buffer in step:
                 buffer.drop_kept()
@@ -110,8 +110,8 @@ def released_first(release: Callable[[], None]) -> Iterator[None]:
 
     CuPy's pool has no hook for that. Before an allocation fails, CuPy 13 and 14 collect garbage,
     and so do umem's pools: a callback of the collector, on its oldest generation, calls
-    ``release``. (CuPy 13 fails at once at a limit that `set_limit` has set.) Garbage is collected
-    for other reasons too, at any moment: ``release`` must be correct then, and may only cost time.
+    ``release``. (CuPy 13 fails at once at a limit that `set_limit` has set.) Garbage may also be
+    collected at any other moment: ``release`` must be correct then, and may only cost time.
     """
     thread = threading.get_ident()
 

@@ -6,7 +6,7 @@
     rules.py            has Chainer's update rules with another state
     state_policy.py     chooses the states that have 8 bits, and their memory
     quantized_state.py  is a state in blocks: a byte for each value, a float32 for the block
-    dynamic_map.py      has the 256 values that a byte stands for
+    dynamic_map.py      has the 256 values of a byte
     steps.py            has the constants of one update, in float32
     paths/              has the three ways to update: NumPy, Numba and CuPy
     converting.py       converts an optimizer that is set up, to 8 bits and back

@@ -1,8 +1,8 @@
-"""The 256 values that a byte of optimizer state stands for, and the nearest of them to a float32.
+"""The 256 values of a byte of optimizer state, and the nearest of them to a float32.
 
 Dynamic quantisation of Dettmers et al., "8-bit Optimizers via Block-wise Quantization"
-(arXiv 2110.02861): 0, and values over seven powers of ten up to 1, with fewer digits the smaller
-they are.
+(arXiv 2110.02861): 0, and values over seven powers of ten up to 1; smaller values have fewer
+digits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _values(signed: bool) -> np.ndarray[Any, Any]:
     """Compute the 256 values: for each power of ten, midpoints of equal parts of 0.1 to 1."""
     found = [0.0, 1.0]
     for exponent in range(EXPONENTS):
-        # The sign takes a bit, and the unsigned map has twice as many parts for it.
+        # The sign takes a bit, so that the unsigned map has twice as many parts.
         borders = np.linspace(0.1, 1, 2 ** (exponent + (not signed)) + 1)
         middles = 10.0 ** (exponent + 1 - EXPONENTS) * (borders[:-1] + borders[1:]) / 2
         found += [*middles, *(-middles if signed else ())]
@@ -76,7 +76,7 @@ def _table(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _edges(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Compute the largest float32 that rounds to each code, the last excepted."""
+    """Compute the largest float32 that rounds to each code except the last."""
     middles = (values[:-1].astype(np.float64) + values[1:]) / 2  # exact in float64
     edges: np.ndarray[Any, Any] = middles.astype(np.float32)
     below = np.nextafter(edges, np.float32(-np.inf))

@@ -9,11 +9,10 @@ import numpy as np
 from umem.chainer.optimizers.dynamic_map import DynamicMap, dynamic_map
 
 BLOCK = 256
-"""Values that share a scale, the largest of their absolute values. The paper has 2,048; so few are
-a choice, that a large value costs few others their digits, which no measurement compares."""
+"""Values that share a scale, the largest of their absolute values. The paper has 2,048. With fewer,
+a large value costs fewer others their digits; no measurement compares the two."""
 CHUNK = 32 << 10
-"""Values quantised at once; with temporaries they fit the cache. A guess that no measurement
-supports."""
+"""Values quantised at once; with temporaries they fit the cache. A guess, not measured."""
 CODES, SCALES = "_codes", "_scales"
 """Suffixes to a state's name in files; under the plain name Chainer would load codes as values."""
 
@@ -23,7 +22,7 @@ class QuantizedState(NamedTuple):
 
     Attributes:
         codes: a byte for each element; uint8.
-        scales: for each block what its codes are multiplied by; float32.
+        scales: the factor of each block's codes; float32.
         map: from codes to values.
     """
 
@@ -58,7 +57,7 @@ class Scratch:
 
     def __init__(self, size: int) -> None:
         padded = block_count(size) * BLOCK
-        self._index = np.empty(padded, np.intp)  # what `take` would make of anything else
+        self._index = np.empty(padded, np.intp)  # `take` would convert any other type to this
         self._low, self._found = (np.empty(padded, np.uint32) for _ in range(2))
         self._absolute = np.empty(padded, np.float32)
 

@@ -1,4 +1,4 @@
-"""Update rules whose states have 8 bits: Chainer's own rules, but for how a state is kept."""
+"""Update rules whose states have 8 bits: Chainer's own rules, with another storage of states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class QuantizedRule(UpdateRule):
 
     Attributes:
         policy: see `StatePolicy`.
-        is_vetted: the optimizer has just looked at the gradient.
+        is_vetted: the optimizer has just checked the gradient.
     """
 
     step: ClassVar[type[AdamStep] | type[MomentumStep]]
@@ -91,7 +91,7 @@ class QuantizedRule(UpdateRule):
             super()._init_states(param)
 
     def _lacks_states(self) -> bool:
-        """Tell whether states are still to be made, or lie on the host."""
+        """Tell whether states are missing or on the host."""
         return self.state is None or any(isinstance(v, np.ndarray) for v in self.state.values())
 
     def update_core_cpu(self, param: Any) -> None:
@@ -115,7 +115,7 @@ class QuantizedRule(UpdateRule):
 
         Raises:
             DataError: see `saving.load`; the rule is as before.
-            KeyError: no state is there, and there were updates, as in Chainer.
+            KeyError: there is no state, but there were updates, as in Chainer.
         """
         if not isinstance(serializer, Deserializer):
             save(serializer, self.t, self.state)
@@ -146,8 +146,8 @@ class QuantizedRule(UpdateRule):
 
         Raises:
             UnsupportedError: amsgrad or adabound.
-            ValueError: a hyper-parameter is no number, not finite, or out of range.
-            StateError: the state is of a parameter of another shape.
+            ValueError: a hyper-parameter is not a number, not finite, or out of range.
+            StateError: the state belongs to a parameter of another shape.
         """
         if has_variant(self):
             raise UnsupportedError(NO_VARIANTS)
@@ -162,7 +162,7 @@ class QuantizedRule(UpdateRule):
         shapes = {value.shape for key, value in (self.state or {}).items() if key.endswith(CODES)}
         if shapes - {param.shape}:
             raise StateError(
-                f"the state of {param.name} is of a parameter of shape {shapes.pop()}, and it has "
+                f"the state of {param.name} has the shape {shapes.pop()}, but the parameter has "
                 f"{param.shape}: set the optimizer up again"
             )
 
@@ -170,7 +170,7 @@ class QuantizedRule(UpdateRule):
         """Tell whether there is a gradient and an 8-bit state, after checking both.
 
         Raises:
-            GradientError, and what `check` raises: nothing has changed.
+            GradientError, and the errors of `check`: nothing has changed.
         """
         vetted, self.is_vetted = self.is_vetted, False
         if param.grad is None:
@@ -208,7 +208,7 @@ NO_VARIANTS = (
 
 
 def has_variant(owner: Any) -> bool:
-    """Tell whether a rule or optimizer computes a variant without a form in 8 bits."""
+    """Tell whether a rule or optimizer computes a variant without an 8-bit form."""
     hp = owner.hyperparam.get_dict()
     return bool(hp.get("amsgrad") or hp.get("adabound"))
 
@@ -216,7 +216,7 @@ def has_variant(owner: Any) -> bool:
 def quantize(rule: Any, policy: StatePolicy) -> None:
     """Convert a rule of Chainer's in place to one with 8-bit states, keeping its state.
 
-    It stays the same object, which hooks and parameters hold.
+    It stays the same object, which hooks and parameters refer to.
     """
     state = rule.state
     rule.__class__, rule.policy = QUANTIZED[type(rule)], policy
@@ -249,7 +249,7 @@ def refuse_unsafe(gradients: Any, updates: int) -> None:
 
     Args:
         gradients: arrays by the names of their parameters.
-        updates: the update that they are for.
+        updates: the number of their update.
 
     Raises:
         GradientError: one has values that are not finite, or too large; it names the first.

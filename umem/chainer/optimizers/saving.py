@@ -1,7 +1,7 @@
 """Saving and loading of 8-bit states by Chainer's serializers.
 
-Beside the codes and scales go the size of blocks and the version of the map. State of 32 bits that
-is loaded into a rule with 8 bits is quantised.
+The size of blocks and the version of the map are saved with the codes and scales. A 32-bit state
+that is loaded into an 8-bit rule is quantised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(serializer: Any, signs: dict[str, bool], least_size: int) -> dict[str, 
         least_size: float32 states with at least this many elements are quantised.
 
     Returns:
-        None where there is no state.
+        The state; None if there is none.
 
     Raises:
         DataError: blocks of another size, another map, arrays that do not belong together, or NaN
@@ -58,8 +58,8 @@ def _small(serializer: Any, signs: dict[str, bool]) -> dict[str, Any] | None:
     wanted = {name + end for name in signs for end in (CODES, SCALES)}
     if found.keys() != wanted:
         raise DataError(
-            f"the 8-bit state is not this optimizer's, or not whole: it has {sorted(found)}, and "
-            f"{sorted(wanted)} make one"
+            f"the 8-bit state is not this optimizer's, or incomplete: it has {sorted(found)}, but "
+            f"needs {sorted(wanted)}"
         )
     for name in signs:
         _check_arrays(name, found[name + CODES], found[name + SCALES])
@@ -106,8 +106,8 @@ def _check_arrays(name: str, codes: Any, scales: Any) -> None:
     if types != (np.uint8, np.float32) or scales.shape != (block_count(codes.size),):
         raise DataError(
             f"the 8-bit state {name!r} is not valid: codes are {codes.dtype} of shape "
-            f"{codes.shape}, with {scales.size} scales of {scales.dtype}, where "
-            f"{block_count(codes.size)} of float32 belong to it"
+            f"{codes.shape}, with {scales.size} scales of {scales.dtype}; it needs "
+            f"{block_count(codes.size)} of float32"
         )
     if not (np.isfinite(scales).all() and (scales >= 0).all()):
         raise DataError(f"the 8-bit state {name!r} has scales that are not finite, or negative")

@@ -38,7 +38,7 @@ def kept_in_32_bits(policy: StatePolicy, link: Any) -> list[Any]:
     """List a model's parameters whose states stay float32 whatever their size.
 
     Raises:
-        ValueError: a name is that of no parameter.
+        ValueError: a name matches no parameter.
     """
     kept: dict[int, Any] = {}
     for pattern in policy.keep:

@@ -1,7 +1,7 @@
 """The constants of one update for each element, in float32.
 
-The order of operations is that of Chainer 7.8.1's `update_core_cpu`, the same on every path, and no
-product is added without being rounded: so all paths give the same bits.
+The order of operations is the order of Chainer 7.8.1's `update_core_cpu`, the same on every path,
+and every product is rounded before it is added: so all paths give the same bits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HYPERPARAMETERS: dict[type[Step], tuple[str, ...]] = {
     AdamStep: ("alpha", "beta1", "beta2", "eps", "eta", "weight_decay_rate"),
     MomentumStep: ("lr", "momentum"),
 }
-"""For each step, the hyper-parameters that its constants come from, by Chainer's names."""
+"""For each step, the hyper-parameters that give its constants, by Chainer's names."""
 DECAYS = ("beta1", "beta2", "momentum")
 """Hyper-parameters that are decay rates of averages."""
 
@@ -67,8 +67,8 @@ DECAYS = ("beta1", "beta2", "momentum")
 def is_sound(name: str, value: Any) -> bool:
     """Tell whether a hyper-parameter is a float32 number that keeps states finite.
 
-    A ``beta1`` of 1 has Adam's correction of its first moment divide by nothing, and an ``eps``
-    that is nothing in float32 would divide by it.
+    With a ``beta1`` of 1, Adam's correction of its first moment divides by 0, and with an ``eps``
+    that is 0 in float32 the update would.
     """
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)

@@ -1,6 +1,6 @@
 """Rounding of arrays to float16.
 
-A number too large for float16 becomes infinite, without a warning: the loss scale looks for that.
+A number too large for float16 becomes infinite, without a warning: the loss scale checks for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LARGEST = 65504.0
 def quiet() -> Any:
     """Return a context in which NumPy does not warn of overflow and invalid values.
 
-    The loss scale looks for infinities in the gradients instead.
+    The loss scale checks for infinities in the gradients instead.
     """
     return np.errstate(over="ignore", invalid="ignore")
 
@@ -58,7 +58,7 @@ def layer_norm_back(x: Any, gamma: Any, gy: Any, eps: float) -> tuple[Any, Any, 
         eps: the number that was added to the variance.
 
     Returns:
-        the gradients of x, rounded to float16, and of gamma and beta, in float32.
+        The gradients of x, rounded to float16, and of gamma and beta, in float32.
     """
     normal, given = x.astype(SINGLE), gy.astype(SINGLE)
     normal -= normal.mean(axis=1, keepdims=True)

@@ -14,7 +14,7 @@ SUMS = frozenset((
     "Cumprod", "Cumsum", "FFT", "Inv", "LogSoftmax", "LogSumExp", "Mean", "NormalizeL2", "Prod",
     "ROIAverageAlign2D", "ROIMaxAlign2D", "ResizeImages", "Sum",
 ))  # fmt: skip
-"""Functions that compute in float32: sums, and those that NumPy or Chainer has in float32 only."""
+"""Functions that compute in float32: sums, and those that NumPy or Chainer has only in float32."""
 MOVES = frozenset((
     "AsStrided", "Broadcast", "BroadcastTo", "Concat", "Copy", "Depth2Space", "Diagonal", "Dstack",
     "EmbedIDFunction", "ExpandDims", "Flip", "FlipLR", "FlipUD", "GetItem", "Hstack", "Identity",
@@ -22,7 +22,7 @@ MOVES = frozenset((
     "Separate", "Shift", "Space2Depth", "SplitAxis", "Squeeze", "Stack", "Swapaxes", "Tile",
     "Transpose", "TransposeSequence", "Vstack", "Where",
 ))  # fmt: skip
-"""Functions that compute nothing: their outputs hold their inputs' numbers."""
+"""Functions that do not compute: their outputs hold their inputs' numbers."""
 MASTER_LAUNCHES, MASTER_BYTES = 7, 38
 """Kernels of the update of a float16 parameter with a master, and the bytes an element that they
 move beside the update itself: the master is compared with its parameter, in three kernels (18

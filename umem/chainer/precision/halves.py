@@ -21,7 +21,7 @@ _AS_THEY_ARE = MOVES | {"Cast"}
 
 
 def evaluate(proceed: Proceed, func: Any, *arrays: Any) -> Any:
-    """Compute a function, in float32 where its floating-point arrays are all NumPy's float16.
+    """Compute a function, in float32 if its floating-point arrays are all NumPy's float16.
 
     Its outputs are then rounded to float16; its function state stays float32.
 
@@ -42,7 +42,7 @@ def evaluate(proceed: Proceed, func: Any, *arrays: Any) -> Any:
 def layer_norm_gradients(proceed: Proceed, func: Any, indexes: Any, gradients: Any) -> Any:
     """Compute the gradients of a layer normalisation of float16 arrays at once, in float32.
 
-    Chainer's own thirty functions run instead on other arrays, and for double backprop.
+    Chainer's own thirty functions run instead for other arrays, and for double backprop.
     """
     x, gamma, gy = func.inputs[0].data, func.inputs[1].data, gradients[0].array
     if chainer.config.enable_backprop or not _are_halves((x, gy)):

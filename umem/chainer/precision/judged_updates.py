@@ -1,4 +1,4 @@
-"""An optimizer's step on float32 masters, skipped where gradients are not finite."""
+"""An optimizer's step on float32 masters, skipped if gradients are not finite."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ class Updates(Subscriber):
             self._masters.update(lambda one: proceed(rule, one), parameter, now.divisor, is_last)
 
     def _update_alone(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
-        """Handle ``parameter.update()`` outside of an optimizer's step as a step of its own."""
+        """Handle ``parameter.update()`` outside of an optimizer's step as its own step."""
         with self.one_step(is_whole=False):
             self.update(proceed, rule, parameter)
 
     def _is_bad(self, now: Judgement) -> bool:
-        """Tell whether the step is to be skipped on all ranks; checks gradients once a step.
+        """Tell whether to skip the step on all ranks; checks gradients once a step.
 
-        For a good step masters take over edits of their parameters, and the gradients of parameters
+        In a good step masters adopt edits of their parameters, and the gradients of parameters
         without masters are divided by the scale.
         """
         if now.is_bad is None:
@@ -131,7 +131,7 @@ class Updates(Subscriber):
                 now.unscaled = [one for one in parameters if self._masters.of(one) is None]
                 for parameter in now.unscaled:
                     parameter.grad /= parameter.dtype.type(now.divisor)
-                    parameter._loss_scale = None  # Chainer would divide by it once more
+                    parameter._loss_scale = None  # otherwise Chainer would divide by it again
         return now.is_bad
 
     def _parameters(self) -> dict[str, Any]:

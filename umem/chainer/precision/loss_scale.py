@@ -9,11 +9,11 @@ from umem._common.printable import quoted
 from umem.errors import PrecisionError, SizeError
 
 LEAST = 1.0
-"""The least scale: where gradients overflow without scaling, a smaller scale does not help."""
+"""The least scale: if gradients overflow without scaling, a smaller scale does not help."""
 
 
 class ScaleState(TypedDict):
-    """The state of a `LossScale`, of types that JSON has."""
+    """The state of a `LossScale`, in JSON types."""
 
     scale: float
     good_steps: int
@@ -21,7 +21,7 @@ class ScaleState(TypedDict):
 
 
 class LossScale:
-    """A factor for losses that doubles after many good steps, and halves where gradients overflow.
+    """A factor for losses that doubles after many good steps, and halves if gradients overflow.
 
     Differs from Chainer's, which starts at 1, doubles every step until the first overflow, and is
     not saved. See Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
@@ -63,7 +63,7 @@ class LossScale:
                 f"the gradient of {shown} is not finite at a loss scale of {self.scale:g}, the "
                 f"least, after {self.skipped_steps:,} skipped steps: it is no overflow of halves. "
                 "Look for NaN or infinity in the inputs and the loss, in float32 and with "
-                "chainer.set_debug(True), or take a lower learning rate. Parameters are as they "
+                "chainer.set_debug(True), or use a lower learning rate. Parameters are as they "
                 "were before the step"
             )
         self.scale = max(LEAST, self.scale / 2)
@@ -86,7 +86,7 @@ class LossScale:
         counts = int(state["good_steps"]), int(state["skipped_steps"])
         if not 0 < float(state["scale"]) < inf or min(counts) < 0:
             raise SizeError(
-                "a loss scale is a number above 0, with counts of steps from 0 on; got "
+                "a loss scale must be a number above 0, with counts of steps from 0 on; got "
                 f"{quoted(state)}"
             )
         self.scale = float(state["scale"])

@@ -1,4 +1,4 @@
-"""Float32 masters of float16 parameters, which the optimizer updates in their place."""
+"""Float32 masters of float16 parameters, which the optimizer updates instead."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Masters:
     `use_fp32_update`, so that traces and budgets count it. Chainer's code does not use it: that
     would give hooks float16 gradients with the loss scale, make a new float16 array each step, and
     not save the masters. The masters of parameters that share an array, as after
-    ``copy(mode="share")``, share one too.
+    ``copy(mode="share")``, also share one.
 
     Args:
-        parameters: those to round to float16; one without an array yet is rounded when it has one.
+        parameters: the ones to round to float16; an uninitialised one is rounded later.
 
     Attributes:
         before_join: called before parameters are float32 again; set by code that has used
             `shorten`, to restore whole masters.
 
-    Raises nothing; a parameter is changed in one assignment, once its master is made.
+    Raises nothing; a parameter is changed in one assignment, after its master is made.
     """
 
     def __init__(self, parameters: list[Any]) -> None:
@@ -44,7 +44,7 @@ class Masters:
         self.adopt(parameters)
 
     def adopt(self, variables: Any) -> None:
-        """Round parameters that have their array only now to float16, and make their masters."""
+        """Round newly initialised parameters to float16, and make their masters."""
         if not self._waiting:
             return
         ready = [v for v in variables if id(v) in self._waiting and v.array is not None]
@@ -59,7 +59,7 @@ class Masters:
                 self._split(sharing[id(one.array)])
 
     def hold(self, parameter: Any, loaded: Any) -> None:
-        """Keep a loaded master for a parameter that has no array yet, until `adopt` rounds that."""
+        """Keep a loaded master for an uninitialised parameter, until `adopt` rounds that."""
         if id(parameter) in self._waiting and loaded is not None:
             self._loaded[id(parameter)] = np.array(to_cpu(loaded), np.float32)
 
@@ -87,22 +87,22 @@ class Masters:
             rule._fp32_param = master
 
     def shorten(self, parameter: Any, part: Any, span: slice) -> None:
-        """Replace a parameter's master by that of a part of it, which is a parameter of its own.
+        """Replace a parameter's master by the master of its part, which is a separate parameter.
 
         Args:
             parameter: the whole, which has no master afterwards.
-            part: the parameter of its part.
+            part: the part's parameter.
             span: the elements of the flat whole that are the part.
         """
         single = self._masters.pop(id(parameter))[1].array.reshape(-1)[span].copy()
         self._give_master(part, single)
 
     def of(self, parameter: Any) -> Any:
-        """Return the master of a parameter; None where it has none."""
+        """Return the master of a parameter, or None."""
         return self._masters.get(id(parameter), (None, None))[1]
 
     def stand_in(self, parameter: Any) -> Any:
-        """Return the master of a parameter; itself where it has none."""
+        """Return the master of a parameter, or the parameter if it has none."""
         return self._masters.get(id(parameter), (None, parameter))[1]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
@@ -112,7 +112,7 @@ class Masters:
     def catch_up(self) -> None:
         """Copy numbers that were written to parameters, by loading or by hand, to their masters.
 
-        A number of a master that still rounds to its parameter's keeps its further digits. Masters
+        A master's number that still rounds to its parameter's keeps its further digits. Masters
         move to the devices of their parameters.
         """
         for parameter, master in self:
@@ -171,7 +171,7 @@ class Masters:
 
 
 def _take_over(half: Any, single: Any) -> None:
-    """Copy numbers of a float16 array into a float32 one where that does not round to them."""
+    """Copy numbers of a float16 array into a float32 one if that does not round to them."""
     get_array_module(half).copyto(single, half, where=to_half(single) != half)
 
 
@@ -181,8 +181,8 @@ def _take_over(half: Any, single: Any) -> None:
 def serialize(serializer: Any, model: Any, masters: Masters, scale: LossScale) -> None:
     """Save or load the masters and the loss scale, beside the optimizer's own state.
 
-    Loading a file of a float32 run, which has neither, keeps the scale; the masters then follow
-    the loaded parameters.
+    Loading a file of a float32 run, which has neither, keeps the scale; the masters then take the
+    values of the loaded parameters.
 
     Raises:
         SizeError: the loaded scale or a count is invalid; the scale stays.
@@ -209,7 +209,7 @@ def serialize(serializer: Any, model: Any, masters: Masters, scale: LossScale) -
 
 
 def _read(serializer: Any, name: str) -> Any:
-    """Load a master; None where the file has none: npz and HDF5 raise different errors for that."""
+    """Load a master; None if the file has none: npz and HDF5 raise different errors for that."""
     try:
         return serializer[name]("master", None)
     except (KeyError, ValueError):

@@ -20,9 +20,9 @@ from umem.chainer.tap import Proceed, SharedSubscriber
 from umem.errors import StateError, UnsupportedError
 
 _NO_BFLOAT16 = (
-    "bfloat16 is no type to compute in: Chainer's functions ask for a float by dtype.kind, which "
-    "is 'V' for it, NumPy has no arithmetic of it, and a saved array of it loads as bytes. Take "
-    '"float16"; to store saved tensors in bfloat16 take umem.chainer.saved_in("bfloat16")'
+    "umem cannot compute in bfloat16: Chainer's functions check for a float by dtype.kind, which "
+    "is 'V' for it, NumPy has no arithmetic for it, and a saved array of it loads as bytes. Use "
+    '"float16"; to store saved tensors in bfloat16 use umem.chainer.saved_in("bfloat16")'
 )
 
 
@@ -30,9 +30,9 @@ def check(model: Any, optimizer: Any, dtype: Any, scale: float, interval: int) -
     """Check the arguments of `half_precision`, and raise the errors that it documents."""
     _check_type(dtype)
     if not scale >= 1 or scale == float("inf"):
-        raise StateError(f"a loss scale is a finite number of at least 1, not {scale!r}")
+        raise StateError(f"a loss scale must be a finite number of at least 1, not {scale!r}")
     if interval < 1:
-        raise StateError(f"the scale doubles after one good step at least, not {interval!r}")
+        raise StateError(f"interval must be at least 1 good step, not {interval!r}")
     _check_optimizer(optimizer)
     refuse_in_shards(optimizer, "half_precision")
     if optimizer._loss_scale is not None:
@@ -52,11 +52,11 @@ def _check_optimizer(optimizer: Any) -> None:
     """Check that an optimizer has update rules and a model.
 
     Raises:
-        UnsupportedError: no GradientMethod. StateError: not set up.
+        UnsupportedError: it is not a GradientMethod. StateError: it is not set up.
     """
     if not isinstance(optimizer, chainer.GradientMethod):
         raise UnsupportedError(
-            f"{type(optimizer).__name__} is no chainer.GradientMethod: half precision goes by its "
+            f"{type(optimizer).__name__} is not a chainer.GradientMethod: half precision needs its "
             "update rules, one a parameter"
         )
     if optimizer.target is None:
@@ -87,27 +87,27 @@ def _check_parameters(model: Any) -> None:
         devices.setdefault(parameter.device, name)
         if parameter.array is not None and parameter.dtype == HALF:
             raise StateError(
-                f"{name} is float16 already: half precision starts from a model in float32, whose "
+                f"{name} is float16 already: half precision starts from a float32 model, whose "
                 "parameters become the masters; undo() the one before, or make the model under "
                 "chainer.config.dtype = float32"
             )
     if len(devices) > 1:
         shown = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise StateError(
-            f"the model is on several devices ({shown}): gradients are checked on one. Move it by "
-            "model.to_device first"
+            f"the model is on several devices ({shown}), but gradients are checked on one: move it "
+            "by model.to_device first"
         )
 
 
 def chosen(model: Any, keep: Iterable[str]) -> list[Any]:
     """Return the parameters to round to float16, each once.
 
-    They are those in float32, or without an array yet, but for those of normalising links and those
-    named in ``keep``.
+    They are float32 or uninitialised, except for parameters of normalising links and those named in
+    ``keep``.
 
     Raises:
-        StateError: a name in ``keep`` is of no parameter and no link; or parameters share memory
-            that would be rounded for one and not for another.
+        StateError: a name in ``keep`` matches no parameter or link; or parameters share memory that
+            would be rounded for one and not for another.
     """
     kept = {id(one) for one in _kept(model, keep)}
     found = {}
@@ -127,12 +127,12 @@ def chosen(model: Any, keep: Iterable[str]) -> list[Any]:
 
 
 def _check_shared(model: Any, halves: set[int]) -> None:
-    """Raise StateError if parameters share memory that would be rounded for one of them alone."""
+    """Raise StateError if parameters share memory that would be rounded only for one of them."""
     for first, one, second, other in overlapping(model.namedparams()):
         are_halves = {id(one) in halves, id(other) in halves}
         if True in are_halves and (False in are_halves or one.array is not other.array):
             raise StateError(
-                f"{first} and {second} share memory, and would not as halves: have both hold the "
+                f"{first} and {second} share memory, and would not as halves: make both hold the "
                 "same array and keep= both or neither, or tie them by umem.chainer.tie"
             )
 
@@ -153,7 +153,7 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
     """Return the parameters that names in ``keep`` refer to, directly or by a link.
 
     Raises:
-        StateError: there is no parameter or link of a name.
+        StateError: no parameter or link has such a name.
     """
     parameters = list(model.namedparams())
     found = []
@@ -162,7 +162,7 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
         of_name = [one for at, one in parameters if at == path or at.startswith(path + "/")]
         if not of_name:
             raise StateError(
-                f"keep names {name!r}, and the model has no such parameter or link: names are as "
+                f"keep names {name!r}, but the model has no such parameter or link: names are as "
                 f"in model.namedparams(), such as {parameters[0][0]!r}"
             )
         found += of_name
@@ -172,23 +172,23 @@ def _kept(model: Any, keep: Iterable[str]) -> list[Any]:
 # -- types of inputs -----------------------------------------------------------------------------
 
 SINGLE_MODULES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
-"""Modules of losses and evaluations, which get float32 inputs, as sums do."""
+"""Modules of losses and evaluations, which get float32 inputs like sums."""
 TAKE_BOTH = frozenset((
     "BatchNormalization", "DecorrelatedBatchNormalization", "FixedBatchNormalization",
     "FixedDecorrelatedBatchNormalization",
 ))  # fmt: skip
-"""Chainer's normalisations that accept float16 inputs beside float32 parameters."""
+"""Chainer's normalisations that accept float16 inputs with float32 parameters."""
 LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "LocalResponseNormalization"))
 """Normalisations that need their parameters in the type of their input."""
 
 
 def suited(func: Any, inputs: Any) -> Any:
-    """Return a function's inputs cast to the types that suit it; the casts are part of the graph.
+    """Return a function's inputs cast to types that suit it; the casts are part of the graph.
 
     Sums and losses get float32, matrix products and convolutions float16, other functions a common
-    type. Of normalisations, those of `TAKE_BOTH` keep their inputs, and those of `LIKE_FIRST` get
-    float16 if their first input is it. Inputs are unchanged without a float16 one, and for
-    functions that are not Chainer's. Turns off ``cache_score`` of a `SoftmaxCrossEntropy`.
+    type. Normalisations in `TAKE_BOTH` keep their inputs, and those in `LIKE_FIRST` get float16 if
+    their first input is float16. Inputs are unchanged without a float16 one, and for functions that
+    are not Chainer's. Turns off ``cache_score`` of a `SoftmaxCrossEntropy`.
     """
     kinds = [x.dtype for x in inputs]
     kind = type(owner_of(func))
@@ -209,9 +209,9 @@ def suited(func: Any, inputs: Any) -> Any:
 def _alike(inputs: Any) -> Any:
     """Return inputs with the floating-point ones cast to float16 or float32; integers stay.
 
-    Constants, which need no gradient, are rounded to float16, in either case. The type is float16
-    if all others have it; else all in float16 are cast to float32, and what else is float64 stays
-    so.
+    Constants, which need no gradient, are rounded to float16 in either case. The type is float16 if
+    all others have it; otherwise float16 inputs are cast to float32, and float64 inputs stay
+    float64.
     """
     if all(x.dtype == HALF or x.dtype.kind != "f" for x in inputs):
         return inputs
@@ -286,7 +286,7 @@ class _InHalves(SharedSubscriber):
         return outputs
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
-        """Run a function's backward; inputs are cast only in that of one of `_RUNS_FORWARD`."""
+        """Run a function's backward; inputs are cast only in a backward of `_RUNS_FORWARD`."""
         before = getattr(self._here, "is_backward", False)
         self._here.is_backward = type(func).__name__ not in _RUNS_FORWARD
         try:
@@ -304,7 +304,7 @@ class _InHalves(SharedSubscriber):
         return evaluate(proceed, func, inputs)
 
     def operand(self, proceed: Proceed, x: Any, value: Any) -> Any:
-        """Round an array constant beside float16, clipped where Chainer would make it infinite."""
+        """Round an array constant beside float16, clipped if Chainer would make it infinite."""
         is_array = isinstance(value, chainer.get_array_types())
         is_half = x.dtype == HALF and is_array and value.dtype.kind == "f"
         return _as_half(value) if is_half else proceed(x, value)

@@ -17,6 +17,7 @@ _POSITIONS = {"pos": 624, "buffer_pos": 4}
 """The buffer positions of Mersenne Twister and Philox, and their bounds: NumPy checks every part of
 a state but these, and would read beyond the buffer."""
 
+
 def serialize_global(saver: Any) -> None:
     """Save or restore the global generators of Python, NumPy and CuPy.
 

@@ -30,10 +30,10 @@ def update(step: Step, x: Any, grad: Any, states: Sequence[QuantizedState]) -> N
     """Update a parameter and its 8-bit states in place.
 
     NumPy arrays that are not contiguous, or are float16, are updated through copies of chunks;
-    those of CuPy that are not contiguous by a copy.
+    CuPy arrays that are not contiguous through one copy.
 
     Raises:
-        UnsupportedError: the parameter is no float of 16, 32 or 64 bits; nothing has changed.
+        UnsupportedError: the parameter is not a float of 16, 32 or 64 bits; nothing has changed.
     """
     if x.dtype.name not in TYPES:
         raise UnsupportedError(f"8-bit states are for {', '.join(TYPES)}; got {x.dtype}")
@@ -69,7 +69,7 @@ def _update_on_host(step: Step, x: Any, grad: Any, states: Sequence[QuantizedSta
 
 
 def _chunk(array: Any, start: int, stop: int) -> Any:
-    """Return some elements, in the order of C: themselves where they lie so, or a copy."""
+    """Return some elements in C order: a view if they are contiguous, or a copy."""
     if array.flags.c_contiguous:
         return array.reshape(-1)[start:stop]
     return array.flat[start:stop]

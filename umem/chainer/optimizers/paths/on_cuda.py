@@ -18,8 +18,8 @@ TYPES = {"float16": ("__half", "float"), "float32": ("float", "float"), "float64
 """Types of parameter, gradient, and of the arithmetic on the parameter."""
 WARP = 32
 THREADS = 256
-"""Of a block of the launch: eight warps, and each updates a block of the state. Without shared
-memory the threads of the software GPU need not run in step, which would be most of the time."""
+"""Threads of a block of the launch: eight warps, each of which updates a block of the state.
+Without shared memory the software GPU need not run threads in step, most of the time otherwise."""
 SOURCE = """
 #include <cuda_fp16.h>
 

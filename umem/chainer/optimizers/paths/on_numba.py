@@ -1,7 +1,7 @@
 """Updates of NumPy arrays with 8-bit states, in one compiled loop over the blocks.
 
 Numba (extra `fast`) compiles it when it is first used, without fast math: a product is rounded
-before it is added, so that the bits are those of `on_numpy`.
+before it is added, so that the bits equal `on_numpy`'s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CompiledUpdate:
         self._values = np.empty((2, BLOCK), np.float32)
 
     def run(self, step: Step, x: Array, grad: Array, states: Sequence[QuantizedState]) -> None:
-        """Update a chunk of whole blocks, the parameter's last one excepted; ``x`` may be
+        """Update a chunk of whole blocks; only the parameter's last may be shorter. ``x`` may be
         float64.
         """
         numbers: list[Any] = [np.float32(number) for number in step]
@@ -53,7 +53,7 @@ def compiled(step: str) -> Callable[..., None] | None:
         import numba
     except ImportError:  # also one that does not know this NumPy yet
         return None
-    # As NumPy divides: Python's rule is a branch at each division, which also ends vector code.
+    # As NumPy divides: Python's rule needs a branch at each division, and prevents vector code.
     jit = numba.njit(nogil=True, error_model="numpy")
     made: Callable[..., None] = jit((_adam if step == "AdamStep" else _momentum)(jit(_quantize)))
     return made
@@ -64,7 +64,7 @@ def _quantize(values: Array, codes: Array, scales: Array, block: int, table: Arr
     count = len(codes)
     bits = values.view(np.uint32)
     peak = np.uint32(0)
-    for i in range(count):  # as whole numbers, which order as absolute values do
+    for i in range(count):  # as integers, which have the order of absolute values
         peak = max(peak, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
     whole = scales.view(np.uint32)
     whole[block] = peak
@@ -94,7 +94,7 @@ def _adam(quantize: Callable[..., None]) -> Callable[..., None]:
             m_scale, v_scale = m_scales[block], v_scales[block]
             part, slope = x[start:stop], grad[start:stop]
             m_part, v_part = m_codes[start:stop], v_codes[start:stop]
-            for i in range(stop - start):  # apart from what follows, which are vectors then
+            for i in range(stop - start):  # a loop of its own, so that the next one is vectorised
                 m[i], v[i] = m_map[m_part[i]], v_map[v_part[i]]
             for i in range(stop - start):
                 g, m_now, v_now = slope[i], m[i] * m_scale, v[i] * v_scale

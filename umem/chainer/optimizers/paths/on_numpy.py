@@ -23,7 +23,7 @@ class NumpyUpdate:
     """Updates chunks of a parameter by NumPy operations.
 
     Args:
-        size: of the parameter; 40 bytes are kept for each element of a chunk.
+        size: the parameter's size; 40 bytes are kept for each element of a chunk.
     """
 
     chunk = CHUNK
@@ -35,7 +35,7 @@ class NumpyUpdate:
         self._temporary = np.empty(padded, np.float32)
 
     def run(self, step: Step, x: Array, grad: Array, states: Sequence[QuantizedState]) -> None:
-        """Update a chunk of whole blocks, the parameter's last one excepted; ``x`` may be
+        """Update a chunk of whole blocks; only the parameter's last may be shorter. ``x`` may be
         float64.
         """
         padded = block_count(len(x)) * BLOCK
