@@ -1,7 +1,7 @@
 """Decisions that ranks of one model must make alike: whether a step fails.
 
 Each rank checks its own part of the gradients, so that one may find NaN and the others none. Each
-has only its own part of the state, which must not be taken for the whole.
+has only its own part of the state, which must not be mistaken for the whole.
 """
 
 from __future__ import annotations

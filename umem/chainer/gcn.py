@@ -180,15 +180,15 @@ def add_product(matrix: Any, x: Any, out: Any) -> None:
 def sparse_matmul(adjacency: Adjacency, x: Any) -> Any:
     """Multiply an adjacency by x, differentiable in x any number of times.
 
-    NumPy arrays use the product of scipy.sparse, CuPy arrays that of cuSPARSE (cupyx.scipy.sparse).
+    NumPy arrays use scipy.sparse's product, CuPy arrays cuSPARSE's (cupyx.scipy.sparse).
     float16 is computed in float32. Only the matrix is kept for the backward pass.
 
     Cost: 2 * entries * columns floating-point operations. Workspace: none for a C-ordered float32
     or float64 x; with CuPy the result is column-ordered. A float16 x and its result are copied to
-    float32. The matrix is copied if its precision differs from that of x.
+    float32. The matrix is copied if its precision differs from x's.
 
     On one machine NumPy gives the same bits every time. With CuPy no kernel of umem or Chainer adds
-    atomically, and cuSPARSE never has to transpose the sparse matrix, for which its documentation
+    atomically. umem never makes cuSPARSE transpose the sparse matrix, for which its documentation
     says that bits can differ between runs. Its default algorithm for the product itself is not
     documented to repeat its bits either.
 

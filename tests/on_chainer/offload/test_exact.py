@@ -279,7 +279,7 @@ def test_an_array_that_is_held_for_a_while_goes_when_it_is_not(tmp_path: Path) -
         assert array() is None
         h.grad = np.ones_like(h.array)
         h.backward()
-        assert "went to a file in" in offload.summary()
+        assert "offloaded to a file in" in offload.summary()
 
 
 def test_parameters_and_inputs_never_go(tmp_path: Path) -> None:

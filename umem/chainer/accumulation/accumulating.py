@@ -26,7 +26,7 @@ class accumulate(Subscriber):
 
     The gradient equals the whole batch's, not a mean of means: each part is weighted by its share
     of the divisor, separately for each term of the loss. umem knows the divisor of Chainer's
-    averaging losses and of `F.mean`; give that of any other term by ``weight=``, or the loss is
+    averaging losses and of `F.mean`; give any other divisor by ``weight=``, or the loss is
     refused. In the first update, and when a loss has other terms, umem compares three samples at
     once with two and one.
 

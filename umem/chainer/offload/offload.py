@@ -123,7 +123,7 @@ class Offload:
 
 def _totals(tier: Tier) -> str:
     return (
-        f"{format_bytes(tier.sent_bytes)} went to {tier.name}, "
-        f"{format_bytes(tier.fetched_bytes)} came back; "
+        f"{format_bytes(tier.sent_bytes)} offloaded to {tier.name}, "
+        f"{format_bytes(tier.fetched_bytes)} fetched; "
         f"the program waited {format_seconds(tier.waited_seconds)} for it"
     )

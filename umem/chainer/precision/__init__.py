@@ -13,6 +13,6 @@
     saved_in.py        is `saved_in`: saved tensors in bfloat16, and nothing else
     words.py           encodes float32 as words of bfloat16, and decodes them
 
-The tap reports computing functions as ``evaluate`` and ``compute``; `halves` replaces those of
-NumPy's float16.
+The tap reports computing functions as ``evaluate`` and ``compute``; for NumPy's
+float16 `halves` computes instead.
 """

@@ -1,6 +1,6 @@
 """Choice of the saved tensor to evict next.
 
-The rule is that of Dynamic Tensor Rematerialization (Kirisame et al., ICLR 2021): evict the least
+The rule is Dynamic Tensor Rematerialization's (Kirisame et al., ICLR 2021): evict the least
 
     (its own cost + the cost of its evicted neighbourhood) / (bytes * staleness)
 

@@ -102,7 +102,7 @@ class Recompute:
         if _on:
             raise StateError("a Recompute is on already; one step has one budget")
         if is_told("Mover"):
-            raise StateError("an Offload is on: Recompute(budget, offload=...) does both, alone")
+            raise StateError("an Offload is on: Recompute(budget, offload=...) replaces it")
         _on.append(self)
         try:
             self._runner.start()

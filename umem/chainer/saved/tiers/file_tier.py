@@ -193,7 +193,7 @@ class FileTier:
         self._warn_once(
             "refused",
             f"cannot write to {short(self._folder)}: {reason(error)}; "
-            f"{format_bytes(self._extents.end_bytes)} are there: the rest stays in memory",
+            f"{format_bytes(self._extents.end_bytes)} were written: the rest stays in memory",
         )
 
     def _warn_once(self, kind: str, text: str) -> None:
