@@ -297,7 +297,7 @@ def test_a_dictionary_is_no_loss_outside_of_accumulate() -> None:
 OTHERWISE: dict[str, tuple[Any, Any, str]] = {
     "a function": (TERMS, samples, "returns a dictionary of the terms 'rows', 'labels'"),
     "1": (TERMS, 1, "weight= must be a dictionary of some of these names, not 1"),
-    "another name": (TERMS, WEIGHTS | {"row": samples}, "weight= must be a dictionary of some of these"),
+    "another name": (TERMS, WEIGHTS | {"row": samples}, "must be a dictionary of some of these"),
     "a name that is missing": (
         TERMS, {"rows": samples, "sum": 1}, r'weight=\{"labels": lambda x, t: len\(x\)\}'
     ),

@@ -36,7 +36,7 @@ STEP = 512
 """Workspace is rounded down to a multiple of this, the step of CuPy's pools: on the host a few of
 Python's floats come and go with it, and the same call seems to take 24 bytes more or less."""
 SHAPES = 32
-"""At most this many shapes of parameters are distinguished for each class. A guess, not measured."""
+"""At most this many shapes of parameters are distinguished a class. A guess, not measured."""
 _MT19937_BYTES = 624 * 4 + 4
 """Bytes of the key and the position of mt19937_state in NumPy's random/src/mt19937/mt19937.h."""
 _AGAIN = frozenset(("BatchNormalization", "FixedBatchNormalization"))

@@ -152,7 +152,7 @@ class RunSaver:
         self._writer.start(partial(self._write, step, collected.copies(), collected.values))
 
     def _expect_no_later(self, step: int) -> None:
-        """Raise if the folder has a later snapshot, which a resumed run would mistake for its own."""
+        """Raise if the folder has a later snapshot, which a resumed run would use as its own."""
         if self._last is not None and step >= self._last:
             return  # a snapshot later than the restored one was not complete
         places = places_in(self._operations, self.folder)
