@@ -329,7 +329,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         Words, {"/inner": LowRank(limit=100)}, "a rank of 1 takes 144 B, which is above",
     ),
     "NaN": (spoiled, {L.Linear: LowRank(rank=2)}, r"/inner \(Linear\): the weight has NaN"),
-    "no layer": (Words, {"/inner": LowRank(rank=2), "/none*": LowRank(rank=1)}, "/none.*matches no"),
+    "no layer": (Words, {"/inner": LowRank(rank=2), "/none*": LowRank(rank=1)}, "none.*matches no"),
     "no such class": (Words, {L.GRU: LowRank(rank=1)}, "the rule for GRU matches no layer"),
     "an empty model": (chainer.Chain, {"*": LowRank(rank=1)}, "matches no layer; there are none"),
     "a model that is the layer": (
