@@ -73,8 +73,8 @@ def nothing(x: Any) -> Any:
 
 
 DIFFERENT: dict[Callable[..., Any], tuple[type[RecomputeError], str]] = {
-    more: (RecomputeCountError, "a function more than the first: 'exp' " + line_of(more)),
-    fewer: (RecomputeCountError, "made 1 functions and the first 2: 'exp' is missing"),
+    more: (RecomputeCountError, "one function more than the first: 'exp' " + line_of(more)),
+    fewer: (RecomputeCountError, "called 1 functions and the first 2: 'exp' is missing"),
     another: (RecomputeCountError, "function 1 was 'exp' in the first run .* and is 'Tanh' "),
     other_shape: (RecomputeShapeError, r"'Tanh' had inputs of shapes \(\(4,\),\) .* \(\(3,\),\) "),
     other_output: (RecomputeShapeError, r"'Reshape' made shape \(4, 2\) .* and \(2, 4\) "),
