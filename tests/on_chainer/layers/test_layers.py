@@ -254,7 +254,7 @@ def test_weights_that_are_none_are_refused() -> None:
         LowRankLinear.from_linear(spoiled, 2)
     with pytest.raises(DataError, match="Linear has no W yet"):
         LowRankLinear.from_linear(L.Linear(None, 6), 2)
-    with pytest.raises(DataError, match=r"from_linear takes trained weights"):
+    with pytest.raises(DataError, match=r"for trained weights use LowRankLinear.from_linear"):
         LowRankLinear(8, 6, rank=2, initialW=np.zeros((6, 8), "f"))
     convolution = L.Convolution2D(4, 6, 3)
     convolution.W.array[0, 0, 0, 0] = np.inf

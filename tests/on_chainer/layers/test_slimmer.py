@@ -349,7 +349,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "a tie of other shapes": (
         Words, {"/inner": LowRank(rank=2), "/inner/W": TiedTo("/embed/W")}, "no parameter is at",
     ),
-    "no model": (lambda: [1], {"*": LowRank(rank=1)}, "a model is a chainer.Link; got list"),
+    "no model": (lambda: [1], {"*": LowRank(rank=1)}, "a model must be a chainer.Link; got list"),
 }  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def test_a_rule_out_of_range_is_refused_where_it_is_made(rule: Any) -> None:
 
 
 def test_a_multiplier_is_called_so() -> None:
-    with pytest.raises(SizeError, match="a multiplier is an int of at least 1; got 0"):
+    with pytest.raises(SizeError, match="a multiplier must be an int of at least 1; got 0"):
         Separable(0)
     with pytest.raises(LayerError, match="multiplier 10 is above the smaller size, 8"):
         slimmer(chainer.Sequential(L.Convolution2D(4, 8, 3)), {L.Convolution2D: Separable(10)})

@@ -269,7 +269,7 @@ def test_damaged_files_are_refused(path: Path) -> None:
         refused(path, model, match)
 
     scales = arrays["conv/weight/scales"]
-    damaged("/conv: a scale is no positive", conv__weight__scales=np.full_like(scales, np.nan))
+    damaged("/conv: a scale is not a positive", conv__weight__scales=np.full_like(scales, np.nan))
     damaged("a scale is not a positive number", conv__weight__scales=0 * scales)
     codes = np.full_like(arrays["conv/weight/codes"], -128)
     damaged("a code is below -127", conv__weight__codes=codes)
