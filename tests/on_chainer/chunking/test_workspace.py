@@ -334,7 +334,7 @@ def test_batch_normalisation_keeps_to_the_cap() -> None:
 def test_a_cap_below_a_row_uses_a_row_and_says_so_once() -> None:
     x, w = normal(2, 64, 20, 20), normal(8, 64, 3, 3)
     with pytest.warns(
-        WorkspaceWarning, match=r"100 B is below .* Convolution2DFunction takes: 41\.1 KiB"
+        WorkspaceWarning, match=r"100 B is too small .* Convolution2DFunction: 41\.1 KiB"
     ) as said:
         with workspace(100):
             most = most_beside_results(lambda: F.convolution_2d(x, w).array)

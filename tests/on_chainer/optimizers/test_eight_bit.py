@@ -548,7 +548,7 @@ def test_a_parameter_that_got_another_shape() -> None:
     train(model, optimizer, 1)
     model.out.W.array = np.zeros((100, 160), "f")
     model.out.W.grad = np.zeros((100, 160), "f")
-    with pytest.raises(StateError, match=r"shape \(200, 160\), and it has \(100, 160\)"):
+    with pytest.raises(StateError, match=r"shape \(200, 160\), but the parameter has \(100, 160\)"):
         optimizer.update()
 
 

@@ -137,7 +137,7 @@ def test_a_file_that_does_not_say_its_format_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"m_scales": np.zeros(7, "f")}, "7 scales of float32, where 125 of float32 belong"),
+        ({"m_scales": np.zeros(7, "f")}, "7 scales of float32; it needs 125 of float32"),
         ({"m_codes": np.zeros((200, 160), "f")}, "codes are float32"),
         ({"m_scales": np.zeros(125)}, "125 scales of float64"),
         ({"v_scales": np.full(125, np.nan, "f")}, "not finite, or negative"),
@@ -165,7 +165,7 @@ def test_the_state_of_another_models_parameter_is_refused_by_the_update() -> Non
     load(content, again)
     given_gradients(again.target)
     before = state_of(again.target)
-    with pytest.raises(StateError, match=r"shape \(160, 200\), and it has \(200, 160\)"):
+    with pytest.raises(StateError, match=r"shape \(160, 200\), but the parameter has \(200, 160\)"):
         again.update()
     assert_same(before, state_of(again.target))
 
@@ -296,7 +296,9 @@ def test_what_cannot_be_converted_is_as_before() -> None:
         dequantize_states(Adam8bit())
     for other in (Own(), chainer.optimizers.SGD(), chainer.optimizers.AMSGrad()):
         kind = type(other)
-        with pytest.raises(UnsupportedError, match=f"{kind.__name__}; there is one of Adam, AdamW"):
+        with pytest.raises(
+            UnsupportedError, match=f"{kind.__name__} has no known 8-bit form; .* Adam, AdamW"
+        ):
             quantize_states(other.setup(words()))
         assert type(other) is kind
     with pytest.raises(UnsupportedError, match="amsgrad"):

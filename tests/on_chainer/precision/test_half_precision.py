@@ -663,7 +663,7 @@ def test_an_optimizer_that_is_no_gradient_method_is_refused() -> None:
         pass
 
     model, _ = text()
-    with pytest.raises(UnsupportedError, match=r"Other is no chainer\.GradientMethod"):
+    with pytest.raises(UnsupportedError, match=r"Other is not a chainer\.GradientMethod"):
         half_precision(model, Other().setup(model))
 
 

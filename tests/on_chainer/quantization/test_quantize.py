@@ -539,9 +539,7 @@ def test_bad_calibration_is_refused_by_what_is_wrong_with_it() -> None:
     quantize(model, batches)
     refused("was read before", model, batches)
     refused("batch 0 of the calibration is empty", model, x[:0])
-    refused(
-        "batch 1 of the calibration, float32 of shape .5, 3., cannot run", model, [x, x[:, 1:]]
-    )
+    refused("batch 1 of the calibration, float32 of shape .5, 3., cannot run", model, [x, x[:, 1:]])
     refused("batch 0 of the calibration is a list", model, [[(x[0], 1)]])
     refused("not int", model, 3)
     refused("not str", model, "digits")

@@ -374,7 +374,7 @@ def test_the_state_of_a_recurrent_link_goes_on(tmp_path: Path) -> None:
 def test_a_graph_behind_the_state_is_warned_of(tmp_path: Path) -> None:
     model = Recurrent()
     model(np.ones((2, 4), np.float32))
-    with pytest.warns(SnapshotWarning, match="/lstm keeps c, h with a graph behind"):
+    with pytest.warns(SnapshotWarning, match="/lstm keeps c, h with a graph, which"):
         umem.chainer.save_run(tmp_path, step=1, model=model)
 
 
@@ -503,9 +503,9 @@ def test_after_a_torn_one_that_was_passed_over_earlier_steps_are_saved(tmp_path:
 def test_parts_that_would_overwrite_each_other_are_refused(tmp_path: Path) -> None:
     first, second = L.Linear(2, 2), L.Linear(2, 2)
     parts = {"a": chainer.Sequential(first), "a/0": second}
-    with pytest.raises(UnsupportedError, match="two things would be saved as 'parts/a/0/"):
+    with pytest.raises(UnsupportedError, match="two values would be saved as 'parts/a/0/"):
         umem.chainer.save_run(tmp_path, step=1, **parts)
-    with pytest.raises(UnsupportedError, match="two things would be saved as 'values/x'"):
+    with pytest.raises(UnsupportedError, match="two values would be saved as 'values/x'"):
         umem.chainer.save_run(tmp_path, step=1, **{"x": 1, "/x": 2})
 
 
