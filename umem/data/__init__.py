@@ -1,4 +1,4 @@
-"""Data that is loaded when it is needed, and kept by a policy.
+"""Load data when it is needed, and cache it by an eviction policy.
 
     order = umem.data.known_order(seed=0)
     data = umem.data.cached(dataset, memory="2GiB", disk="20GiB", order=order)
@@ -9,7 +9,7 @@ needed. docs/reference/data.md has the whole picture.
 
     caching.py          is `cached`: a dataset that serves another one's items from memory and disk
     store.py            keeps items in shared memory, and evicts by a policy
-    pages.py            keeps the bytes of items in pages of one size
+    pages.py            stores the bytes of items in pages of one size
     shared_block.py     is the memory that all processes share, and its lock
     policies.py         chooses victims: next-use, lru or cost
     orders.py           is `known_order`: orders whose coming epochs are known
@@ -18,21 +18,21 @@ needed. docs/reference/data.md has the whole picture.
     next_uses.py        looks up the next use of an item
     prefetch_thread.py  fetches items before they are asked for, and holds them
     loading.py          loads an item from the disk tier or from the dataset
-    fingerprint.py      notices that a dataset was changed
-    disk_tier.py        keeps items in one file without a name
-    items.py            makes bytes of an item and an item of bytes, never by pickle
+    fingerprint.py      detects changes of a dataset
+    disk_tier.py        stores items in one unnamed file
+    items.py            serializes items to bytes and back, never by pickle
     codec.py            is the interface of compression
     compression.py      compresses by Blosc2
     codec_report.py     reports compression, a row for each kind of array
     counters.py         has the counters of a cache
-    compressed_rows.py  keeps many small rows, compressed in blocks
+    compressed_rows.py  stores many small rows, compressed in blocks
     sparse.py           splits SciPy's sparse matrices into arrays and into rows
     images.py           reads JPEG files as a dataset, at the size that is needed
     dataset_mixin.py    indexes as Chainer's datasets do, without Chainer
 
-- All workers share one block of memory; none has a share of its own. zict is not used, because its
-  mappings are of one process.
-- Only requests change what is in the store, so that hits are exactly those of the policy.
+- All workers share one block of memory; none has a part of its own. zict is not used, because its
+  mappings belong to one process.
+- Only requests change the contents of the store, so hits are exactly the policy's.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A dataset whose items are kept in memory and on a disk, by a policy."""
+"""A dataset that caches another one's items in memory and on a disk, by a policy."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ alive: weakref.WeakSet[CachedDataset] = weakref.WeakSet()
 class CachedDataset(DatasetMixin):
     """A dataset that serves another one's items from memory and disk; see `cached`.
 
-    It can be used in processes that are forked or spawned by multiprocessing; all share one
-    memory. Thread-safety: any thread.
+    Processes forked or spawned by multiprocessing can use it; all share one memory.
+    Thread-safety: any thread.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class CachedDataset(DatasetMixin):
         """Return item ``i`` as a copy that the caller may change.
 
         Raises:
-            IndexError: there is no such item. UnsupportedError: it cannot be kept; see
-                `umem.data.items`. Whatever the dataset raises. What is kept is as it was.
+            IndexError: there is no such item. UnsupportedError: the item cannot be cached; see
+                `umem.data.items`. Errors of the dataset pass through. The cache is unchanged.
         """
         item = self._place(i)
         is_owner = os.getpid() == self._pid
@@ -135,8 +135,8 @@ class CachedDataset(DatasetMixin):
         warn_once(
             self._store,
             OTHER_ORDER,
-            f"item {item} is asked for where the order given to the cache has {expected}: items "
-            "are kept by their last use until requests follow it. Give the iterator "
+            f"item {item} was requested, but the order given to the cache has {expected} here: "
+            "items are evicted by last use until requests follow the order. Give the iterator "
             "the same order (order_sampler=order), and each iterator a cache of its own",
         )
 
@@ -148,7 +148,7 @@ class CachedDataset(DatasetMixin):
 
     def _from_below(self, item: int, at: int | None, next_use: float) -> Any:
         """Serve a miss: load the item or take it from the prefetch thread, store it, spill evicted
-        ones.
+        items.
         """
         ahead = self._ahead if self._ahead is not None and self._ahead.is_here() else None
         next_uses: list[float] = []
@@ -207,29 +207,29 @@ def cached(
     codec: Codec | None = None,
     ahead: bool = True,
 ) -> CachedDataset:
-    """Keep a dataset's items in memory and on a disk, so that they are loaded once, or seldom.
+    """Cache a dataset's items in memory and on a disk, so that each is loaded once, or seldom.
 
-    What comes out has the bits of what the dataset gives, and is the caller's alone. Random
-    changes, such as augmentation, belong outside: ``TransformDataset(cached(...), augment)``.
+    Items have exactly the dataset's bits, and each is a copy that the caller may change. Apply
+    random changes, such as augmentation, outside: ``TransformDataset(cached(...), augment)``.
 
     Args:
-        dataset: anything with ``__len__`` and ``__getitem__``; it is asked for one item at a time,
-            by integers, in a thread of the cache too.
-        memory: the most that items take in memory, packed, in all processes together; 5% more with
-            what is held for the next requests and the tables. Larger items are not kept.
-        disk: the most that items take on a disk; 0: none.
-        policy: ``"next-use"`` needs an order, ``"lru"`` and ``"cost"`` do not; see
-            `umem.data.policies`. None: the first where there is an order, else lru.
-        order: the one that the iterator has as its ``order_sampler``; see `known_order`.
-        folder: for the disk's file, which has no name; None: the system's for temporary files.
-        codec: makes buffers smaller; None: they are kept as they are.
-        ahead: fetch in a thread what is asked for next, where there is an order.
+        dataset: any object with ``__len__`` and ``__getitem__``. The cache asks it for one item at
+            a time, by an integer, also from a thread of its own.
+        memory: limit of the packed items in memory, for all processes together. Prefetched items
+            and tables take up to 5% more. Items larger than the limit are not cached.
+        disk: limit of the items on a disk; 0: no disk.
+        policy: ``"next-use"`` (needs an order), ``"lru"`` or ``"cost"``; see `umem.data.policies`.
+            None: next-use with an order, lru without.
+        order: the iterator's ``order_sampler``; see `known_order`.
+        folder: folder of the disk's unnamed file; None: the system's temporary folder.
+        codec: compresses buffers; None: buffers are stored uncompressed.
+        ahead: with an order, prefetch the next items in a thread.
 
     Raises:
-        SizeError: a size is not valid. DataError: policy, order or codec is not, or is missing.
+        SizeError: a size is invalid. DataError: policy, order or codec is invalid or missing.
             FileError: the folder cannot be used, or the system has no memory to share. StateError:
-            the order is of another number of items. UnsupportedError: no POSIX system. Nothing was
-            made.
+            the order has another number of items. UnsupportedError: the system is not POSIX. After
+            each, nothing was made.
     """
     memory_bytes = parse_bytes(memory, "memory")
     disk_bytes = parse_bytes(disk, "disk") if disk else 0
@@ -238,14 +238,14 @@ def cached(
         raise DataError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
     if policy == "next-use" and order is None:
         raise DataError(
-            'policy "next-use" needs order=umem.data.known_order(seed), the same that the iterator '
-            'has as its order_sampler; "lru" and "cost" need none'
+            'policy "next-use" needs order=umem.data.known_order(seed), the same object as the '
+            'iterator\'s order_sampler; "lru" and "cost" need none'
         )
     if order is not None and not isinstance(order, KnownOrder):
-        raise DataError(f"order must be one of umem.data.known_order(seed); got {order!r}")
+        raise DataError(f"order must be a umem.data.known_order(seed); got {order!r}")
     codec = RawCodec() if codec is None else codec
     if not hasattr(codec, "compress"):
-        raise DataError(f"codec must be one such as umem.data.BloscCodec(); got {codec!r}")
+        raise DataError(f"codec must be a codec, such as umem.data.BloscCodec(); got {codec!r}")
     where = Path(folder) if folder is not None else _temporary_folder()
     return CachedDataset(
         dataset, memory_bytes, disk_bytes, policy, order, where, codec, ahead=ahead
@@ -253,7 +253,7 @@ def cached(
 
 
 def _temporary_folder() -> Path:
-    """Return the system's folder for temporary files, or if that is memory, the one on a disk."""
+    """Return the system's temporary folder; if that is in memory, /var/tmp."""
     usual, other = Path(tempfile.gettempdir()), Path("/var/tmp")
     is_memory = usual.is_dir() and file_system(usual) in IN_MEMORY
     return other if is_memory and other.is_dir() else usual

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 class Codec(Protocol):
     """Interface of a lossless compressor of buffers.
 
-    It is called by several threads, and by forked or spawned processes, to which it is sent
-    by multiprocessing's own pickle: threads and locks it makes where it needs them.
+    Several threads call it, and forked or spawned processes, which receive it by multiprocessing's
+    own pickle: it makes threads and locks in the process that needs them.
 
     Attributes:
-        name: in words; it is in a tier's files, and another codec does not read them.
+        name: the codec's name, stored in the disk tier's files; another codec cannot read them.
     """
 
     name: str
@@ -21,15 +21,15 @@ class Codec(Protocol):
         """Return the compressed bytes of a buffer, or None to keep the buffer as it is.
 
         Args:
-            buffer: bytes, in one dimension.
-            dtype: of the numbers, as NumPy writes it: ``"<f4"``; ``"|u1"`` for bytes.
+            buffer: one-dimensional bytes.
+            dtype: the numbers' dtype, as NumPy writes it: ``"<f4"``; ``"|u1"`` for bytes.
         """
 
     def decompress(self, data: memoryview, nbytes: int) -> Any:
-        """Return the ``nbytes`` that `compress` was given, as a new buffer that the caller owns.
+        """Return the ``nbytes`` bytes that `compress` compressed, in a new buffer of the caller's.
 
         Raises:
-            ValueError: they are no such bytes.
+            ValueError: `compress` did not return these bytes.
         """
 
 

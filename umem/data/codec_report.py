@@ -11,12 +11,12 @@ class KindReport:
     """Compression figures of the arrays of one kind: one dtype, one range of sizes.
 
     Attributes:
-        dtype: as NumPy writes it: ``<f4``.
-        below_bytes: an array of this kind has at least half of that, and less than that.
-        count: how many there were.
-        kept_raw_count: how many of them are kept raw.
-        array_bytes: their uncompressed bytes.
-        stored_bytes: their compressed bytes.
+        dtype: the arrays' dtype, as NumPy writes it: ``<f4``.
+        below_bytes: arrays of this kind have less than these bytes, and at least half of them.
+        count: the number of arrays.
+        kept_raw_count: the number of arrays that are stored uncompressed.
+        array_bytes: the arrays' uncompressed bytes.
+        stored_bytes: the arrays' compressed bytes.
     """
 
     dtype: str
@@ -38,9 +38,9 @@ class CodecReport:
 
     Attributes:
         kinds: a row for each kind of array.
-        decoded_count: how many buffers were asked for again; those that are raw do not count.
-        decoded_bytes: bytes that they have, all of which were asked for.
-        decoding_seconds: time of decoding.
+        decoded_count: the number of decoded buffers; uncompressed ones do not count.
+        decoded_bytes: the decoded bytes.
+        decoding_seconds: the time of decoding.
     """
 
     kinds: tuple[KindReport, ...]

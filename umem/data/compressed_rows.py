@@ -1,7 +1,7 @@
-"""Many small rows, kept compressed in memory in blocks.
+"""Many small rows, stored compressed in memory in blocks.
 
-A row of 256 bytes hardly shrinks alone, and a block of many rows is decoded whole for one of them.
-Both costs are counted, and the block's size is the choice between the two.
+A row of 256 bytes hardly shrinks alone, but a block of many rows is decoded whole for one of them.
+The block's size trades one cost for the other; both are counted.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class RowsReport:
 
     Attributes:
         array_bytes: uncompressed bytes of the rows.
-        stored_bytes: their compressed bytes.
-        block_bytes: uncompressed bytes of a block, the last one excepted.
-        used_bytes: bytes of the rows that were asked for.
+        stored_bytes: compressed bytes of the rows.
+        block_bytes: uncompressed bytes of each block but the last.
+        used_bytes: bytes of the requested rows.
         decoded_bytes: bytes that were decoded for them.
-        codec: how, and what that took.
+        codec: the codec's figures.
     """
 
     array_bytes: int
@@ -69,28 +69,28 @@ class RowsReport:
 
 
 class CompressedRows(DatasetMixin):
-    """A dataset of the rows of an array, kept in memory in losslessly compressed blocks.
+    """A dataset of the rows of an array, stored in memory in losslessly compressed blocks.
 
-    ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[7, 1]]`` are arrays of several, each the
-    caller's own. A row costs the decoding of its block, unless that was decoded last; several rows
-    asked for at once cost each block once. Beside labels it can be put into
-    `chainer.datasets.TupleDataset`. Several threads may read.
+    ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[7, 1]]`` are arrays of several rows; each is a
+    copy. A row costs the decoding of its block, unless that block was decoded last; a request for
+    several rows decodes each block once. Use it beside labels in `chainer.datasets.TupleDataset`.
+    Several threads may read.
 
     Args:
         rows: an array (n, ...), in memory or mapped; it is read block by block, and not kept.
-        block: bytes of a block: as many whole rows as go into it, one at least. Larger blocks
-            shrink more, smaller ones cost less for single rows in random order.
+        block: bytes of a block, which holds as many whole rows as fit, at least one. Larger blocks
+            compress better; smaller ones cost less for single rows in random order.
 
     Raises:
-        UnsupportedError: it has no rows, or its rows are objects.
-        SizeError: ``block`` is no size.
-        MissingDependencyError: there is no blosc2.
+        UnsupportedError: the array has no rows, or its dtype holds objects.
+        SizeError: ``block`` is not a size.
+        MissingDependencyError: blosc2 is not installed.
     """
 
     def __init__(self, rows: Array, block: str | int = "4KiB") -> None:
         if rows.ndim == 0 or rows.dtype.hasobject:
             raise UnsupportedError(
-                f"rows are kept of arrays of numbers; got one of {rows.ndim} dimensions and dtype "
+                f"rows must be an array of numbers with rows; got {rows.ndim} dimensions and dtype "
                 f"{rows.dtype}"
             )
         self._count, self._shape, self._dtype = len(rows), rows.shape[1:], rows.dtype
@@ -128,7 +128,7 @@ class CompressedRows(DatasetMixin):
         return self._block(block, 1)[place].copy()
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a row for an integer, an array of rows for a slice, a list or an array."""
+        """Return a row for an integer; an array of rows for a slice, a list or an array."""
         if isinstance(index, slice):
             return self._several(np.arange(*index.indices(self._count)))
         if isinstance(index, (list, np.ndarray)) and np.ndim(index):
@@ -148,7 +148,7 @@ class CompressedRows(DatasetMixin):
             )
 
     def _compressed(self, rows: Array) -> Iterator[bytes]:
-        """Return the compressed blocks; a block that does not shrink is kept as it is."""
+        """Yield the compressed blocks; a block that does not shrink stays uncompressed."""
         for start in range(0, self._count, self._rows):
             block = np.ascontiguousarray(rows[start : start + self._rows]).reshape(-1)
             data = block.view(np.uint8).data if self._row_bytes else memoryview(b"")

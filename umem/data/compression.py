@@ -1,9 +1,9 @@
 """Lossless compression of buffers by Blosc2.
 
 A buffer is compressed by itself, so that taking an item back decodes that item and nothing else.
-Blosc2's own pool of threads is never used: what has used it hangs in a child by fork (seen with
-blosc2 4.14), one thread decodes some GB/s, and callers have threads of their own, which it lets
-run meanwhile.
+Blosc2's own thread pool is never used: after its use, a forked child hangs (seen with blosc2 4.14).
+One thread decodes some GB/s, and Blosc2 releases Python's lock, so callers can use threads of their
+own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from umem.errors import DataError
 from umem.units import GIB, KIB
 
 KEPT_RAW = 0.9
-"""A buffer whose compressed size is above this share of its bytes is stored uncompressed: a guess
-at what makes memory worth the time of decoding."""
+"""A buffer whose compressed size is above this share of its bytes is stored uncompressed. A guess:
+less memory must be worth the time of decoding."""
 SHORTEST, TOO_LONG = 128, GIB
 """Buffers from the first to below the second size in bytes are compressed: Blosc2's header takes 32
 bytes, and it takes less than 2 GiB."""
@@ -37,13 +37,13 @@ leaves 0.74 of features; higher levels of Zstandard take longer and hardly leave
 
 
 class BloscCodec:
-    """A `Codec` that compresses by Blosc2, each buffer by the filter that suits it.
+    """A `Codec` that compresses with Blosc2, each buffer with the filter that suits it.
 
-    It depends on the data alone: the same array is the same bytes. Several threads may use one
-    object. A forked child can use it, too; after pickling, counts begin anew.
+    The result depends on the data alone: equal arrays compress to equal bytes. Several threads may
+    use one object, and so may forked children; pickling resets the counts.
 
     Raises:
-        MissingDependencyError: there is no blosc2.
+        MissingDependencyError: blosc2 is not installed.
     """
 
     name = "blosc2"
@@ -58,14 +58,14 @@ class BloscCodec:
         return BloscCodec, ()
 
     def compress(self, buffer: memoryview, dtype: str) -> bytes | None:
-        """Compress a buffer; None if it should stay raw.
+        """Compress a buffer; None if it should stay uncompressed.
 
         Args:
-            buffer: bytes, in one dimension; not changed, and not kept.
-            dtype: of the numbers, as NumPy writes it: bytes are shuffled by its size.
+            buffer: one-dimensional bytes; neither changed nor kept.
+            dtype: the numbers' dtype, as NumPy writes it; its size is the width of the shuffle.
 
         Returns:
-            What `decompress` takes; None: it does not shrink below 0.9 of its bytes.
+            Bytes for `decompress`; None if the buffer does not shrink below 0.9 of its bytes.
         """
         stored = None
         if SHORTEST <= buffer.nbytes < TOO_LONG:
@@ -80,10 +80,10 @@ class BloscCodec:
 
         Args:
             data: a result of `compress`.
-            nbytes: how many bytes the buffer had.
+            nbytes: the buffer's uncompressed bytes.
 
         Raises:
-            DataError: these are not bytes that `compress` returned for a buffer of ``nbytes``.
+            DataError: `compress` did not return these bytes for a buffer of ``nbytes``.
         """
         start = time.perf_counter()
         found = np.empty(nbytes, np.uint8)
@@ -94,7 +94,7 @@ class BloscCodec:
         return found
 
     def report(self) -> CodecReport:
-        """Return the figures of this process so far, those from before its fork included."""
+        """Return the figures of this process so far, figures from before its fork included."""
         with self._lock:
             count, nbytes, seconds = self._decoded
             return CodecReport(tuple(self._kinds.values()), int(count), int(nbytes), seconds)
@@ -154,8 +154,8 @@ def _decode(stored: memoryview, found: npt.NDArray[np.uint8]) -> None:
         blosc2.decompress2(stored, dst=found, nthreads=1)
     except (ValueError, RuntimeError) as error:
         raise DataError(
-            f"{stored.nbytes} bytes are not those of a compressed array of {found.nbytes} bytes "
-            f"({error}); load it from its source again"
+            f"{stored.nbytes} bytes are not a compressed array of {found.nbytes} bytes ({error}); "
+            "load it from its source again"
         ) from error
 
 

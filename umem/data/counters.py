@@ -13,21 +13,22 @@ class DataCounters:
     """Counters of a cache, summed over all processes.
 
     Attributes:
-        request_count: items asked for.
-        hit_count: of these, found in memory, and kept there since an earlier request.
-        ahead_count: of the others, fetched ahead of their request.
-        disk_count: read from the disk tier.
-        load_count: made by the dataset below.
-        hit_bytes, disk_bytes, loaded_bytes: of items packed, by where they came from.
-        content_bytes: bytes of the arrays of loaded items; raw_bytes: of these, kept as they are.
-        memory_bytes: of items in memory now, packed; peak_memory_bytes: the most ever, with what is
-            held until a request that is about to come.
-        spilled_bytes: in the disk tier now.
-        bypass_count: items that were larger than the limit.
-        waited_seconds: how long requests waited for the disk tier and for the dataset below.
-        check_count: items in memory that were loaded again, to see that they are the same.
-        lost_count: how often all was dropped, as a process died while it changed the tables, or
-            the dataset below gave something else.
+        request_count: requested items.
+        hit_count: requested items found in memory since an earlier request.
+        ahead_count: items fetched ahead of their request.
+        disk_count: items read from the disk tier.
+        load_count: items loaded from the cached dataset.
+        hit_bytes, disk_bytes, loaded_bytes: packed bytes of the items from each of these sources.
+        content_bytes: bytes of the arrays of loaded items; raw_bytes: the part of them that is
+            stored uncompressed.
+        memory_bytes: packed bytes in memory now; peak_memory_bytes: the most ever, prefetched items
+            included.
+        spilled_bytes: bytes in the disk tier now.
+        bypass_count: items larger than the limit.
+        waited_seconds: time that requests waited for the disk tier and the cached dataset.
+        check_count: items in memory that were loaded again, to compare them.
+        lost_count: times that the whole cache was dropped, because a process died while it changed
+            the tables, or the cached dataset returned something else.
     """
 
     request_count: int = 0

@@ -9,13 +9,13 @@ import numpy as np
 
 
 class DatasetMixin:
-    """A dataset by `get_example`, indexed as `chainer.dataset.DatasetMixin` is."""
+    """A dataset defined by `get_example`, and indexed as `chainer.dataset.DatasetMixin` is."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def get_example(self, i: int) -> Any:
-        """Return item ``i``, at least 0 and below the length."""
+        """Return item ``i``, which is at least 0 and below the length."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Any:

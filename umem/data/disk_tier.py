@@ -1,8 +1,8 @@
-"""Items on a disk: records in one file without a name, in a folder that the user may name.
+"""Items on a disk: records in one unnamed file, in a folder that the user may choose.
 
-The system removes the file when the last process that has it ends, however it ends: a kill leaves
-nothing, and two runs in one folder do not interfere. Items stay once written, and when the file is
-full the rest is loaded from the dataset: on a shuffle no other choice is better. A record is
+The system removes the file when the last process that holds it ends, even by a kill, and two runs
+in one folder do not interfere. A written item stays; when the file is full, other items are loaded
+from the dataset. For a shuffled order no other choice is better. A record is
 
     4 bytes     "uit1"
     4 bytes     CRC-32 of what follows
@@ -28,7 +28,7 @@ from umem.units import MIB, format_bytes
 
 _RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"
 ROOM_LEFT_BYTES = 64 * MIB
-"""At least this many bytes of the disk stay free for other programs; a guess."""
+"""At least this many bytes of the disk stay free for other programs. A guess."""
 FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED, REFUSED = (1 << bit for bit in range(6))
 
 
@@ -45,9 +45,9 @@ class DiskTier:
     """The spill file of an `ItemStore`; its index is in the store's shared tables.
 
     Args:
-        store: see there.
-        folder: where it is, on a disk.
-        limit_bytes: the most that it takes.
+        store: the item store.
+        folder: a folder on a disk.
+        limit_bytes: the file's largest size.
 
     Thread-safety: any thread, any process that was forked or spawned with it.
 
@@ -122,16 +122,16 @@ class DiskTier:
         warn_once(
             self._store,
             TORN,
-            f"item {item} in {self._name} is not what was written: it is loaded from the dataset, "
-            "and so is any other of that kind",
+            f"item {item} in {self._name} is damaged: the cache loads it, and any other damaged "
+            "item, from the dataset",
         )
         return None
 
     def _off(self, flag: str, kind: int, text: str) -> None:
         with self._store.held() as head:
             head[flag] = 1
-        rest = "what is there is still read, the rest" if flag == "is_disk_full" else "everything"
-        warn_once(self._store, kind, f"{text}; {rest} is loaded from the dataset from now on")
+        rest = "all items not yet written" if flag == "is_disk_full" else "all items"
+        warn_once(self._store, kind, f"{text}; {rest} are loaded from the dataset from now on")
 
     def close(self) -> None:
         """Close the file, which the system removes once every process has closed it."""

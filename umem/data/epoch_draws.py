@@ -1,8 +1,8 @@
-"""Draws of an epoch's order, the same on every NumPy: from raw bits by integer arithmetic alone.
+"""Draw an epoch's order, the same on every NumPy: from raw bits, by integer arithmetic alone.
 
-The bits are those of Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-SC 2011) with the seed and the epoch as its key, which NumPy promises to keep; what NumPy makes of
-bits (``permutation``, ``choice``) it does not. So any epoch can be drawn without those before it.
+The bits come from Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011) with the seed and the epoch as its key, so any epoch can be drawn without earlier ones.
+NumPy promises to keep these bits, but not the results of ``permutation`` and ``choice``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EpochBits:
 
     Args:
         seed: 0 to 2**64 - 1.
-        epoch: likewise.
+        epoch: 0 to 2**64 - 1.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
@@ -39,15 +39,15 @@ class EpochBits:
     def below(self, limit: Any, count: int) -> Order:
         """Draw integers from 0 to ``limit`` - 1; ``limit`` is below 2**32, or an array of limits.
 
-        The high 32 bits times the limit (Lemire's method without its rejection): no number is more
-        than ``limit`` / 2**32 more likely than another.
+        It multiplies the high 32 bits by the limit (Lemire's method without its rejection), so no
+        number is more than ``limit`` / 2**32 more likely than another.
         """
         scaled = (self.raw(count) >> _HIGH) * np.asarray(limit, np.uint64)
         return (scaled >> _HIGH).astype(np.int64)
 
 
 Draw = Callable[[EpochBits, int], Any]
-"""A function from an epoch's bits and an item count to the epoch's order; it uses nothing else."""
+"""A function from an epoch's bits and an item count, and nothing else, to the epoch's order."""
 
 
 def shuffle(bits: EpochBits, count: int) -> Order:
@@ -65,11 +65,11 @@ class Weighted:
     """Draws items with replacement, with probabilities proportional to given weights.
 
     Args:
-        weights: one an item, finite, none below zero, not all zero. They are kept as integers,
-            in parts of 2**40 of the largest.
+        weights: one weight an item: finite, not negative, and not all zero. They are rounded
+            down to integers, with the largest weight as 2**40.
 
     Raises:
-        SizeError: they are not such.
+        SizeError: the weights are invalid.
     """
 
     weights: Any
@@ -78,9 +78,9 @@ class Weighted:
     def __post_init__(self) -> None:
         weights = np.asarray(self.weights, np.float64)
         if weights.ndim != 1 or not weights.size or not np.isfinite(weights).all():
-            raise SizeError("weights must be finite numbers, one an item")
+            raise SizeError("weights must be finite numbers, one for each item")
         if weights.min() < 0 or weights.max() <= 0:
-            raise SizeError("weights must not be below zero, nor all zero")
+            raise SizeError("weights must not be negative, nor all zero")
         parts = np.floor(weights / weights.max() * (1 << 40)).astype(np.int64)
         object.__setattr__(self, "_ends", np.cumsum(parts))
 
@@ -97,10 +97,10 @@ class Weighted:
 
 @dataclass(frozen=True)
 class ClassBalanced:
-    """Draws a label uniformly, then uniformly an item that has it.
+    """Draws a label uniformly, then an item with that label, uniformly.
 
     Args:
-        labels: one an item, of any type that can be sorted.
+        labels: one label an item, of any sortable type.
     """
 
     labels: Any
@@ -109,7 +109,7 @@ class ClassBalanced:
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
         if labels.ndim != 1 or not labels.size:
-            raise SizeError("labels must be one an item")
+            raise SizeError("labels must be one for each item")
         _, group = np.unique(labels, return_inverse=True)
         counts = np.bincount(group)
         items = np.argsort(group, kind="stable").astype(np.int64)
@@ -126,7 +126,7 @@ class ClassBalanced:
 
 def _check_length(name: str, length: int, count: int) -> None:
     if length != count:
-        raise SizeError(f"{length} {name} for {count} items: give one an item")
+        raise SizeError(f"{length} {name} for {count} items: give one for each item")
 
 
 def check_seed(seed: Any) -> int:
@@ -141,8 +141,8 @@ def check_seed(seed: Any) -> int:
 
 
 def largest(count: int) -> int:
-    """Return how many epochs may be searched for an order within about a second.
+    """Return the number of epochs that can be searched for an order in about a second.
 
-    A guess: some 20 million items are drawn and compared in that time.
+    A guess: about 20 million items are drawn and compared in that time.
     """
     return max(2, min(10_000, math.ceil(2e7 / max(count, 1))))

@@ -9,17 +9,17 @@ from umem.data.orders import KnownOrder
 from umem.data.store import RECENT, ItemStore
 
 FARTHEST_LAG = 4096
-"""An item whose next use is at most this many positions behind may still be asked for, as workers'
-requests arrive out of order within a batch: a guess, above any batch."""
+"""An item whose next use is at most this many positions behind may still be requested, because
+workers' requests arrive out of order within a batch. A guess, above any batch size."""
 
 
 class EpochPosition:
     """Tracks the position of requests in a known order, for all processes that share a cache.
 
     Args:
-        store: whose head has where they are.
-        order: the known order that they follow; None without one.
-        count: of items.
+        store: the store whose head holds the position.
+        order: the known order that requests follow; None without one.
+        count: the number of items.
     """
 
     def __init__(self, store: ItemStore, order: KnownOrder | None, count: int) -> None:
@@ -40,12 +40,12 @@ class EpochPosition:
         """Record that an item is requested.
 
         Args:
-            is_strict: only the next in the order will do, where those before were in order; else,
-                as several ask at once, it is the item's position nearest to where requests are.
+            is_strict: after requests in order, accept only the next item of the order. False, for
+                concurrent requests: take the item's position nearest to the current one.
 
         Returns:
-            its position, None if it has none; and the item that should have been requested,
-            where requests are found not to follow the order, which is then followed no more.
+            The item's position, None if it has none; and, if requests left the order, the item that
+            should have been requested. From then on the order is not followed.
         """
         head, uses = self._store.head, self.uses
         if uses is None or not head["is_following"]:

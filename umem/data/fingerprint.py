@@ -1,6 +1,6 @@
-"""A quick fingerprint of a dataset, to notice that it was changed.
+"""A quick fingerprint of a dataset, which detects changes.
 
-Its length, shape and dtype, and the sizes and times of modification of the files that it reads.
+It covers length, shape and dtype, and the sizes and modification times of the dataset's files.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 MOST_FILES = 1000
-"""At most this many files are inspected, evenly spread over the list: a guess, some ms an epoch on
+"""At most this many files are inspected, evenly spread over the list. A guess: a few ms an epoch on
 a local disk."""
 MOST_PARTS = 1000
-"""At most this many attributes of a dataset, and attributes of these, are searched for files; a
-guess, far above what datasets have."""
+"""At most this many attributes of a dataset, and attributes of these, are searched for files. A
+guess, far above the attributes of real datasets."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A quick identity of a dataset, to notice that it was changed.
+    """A quick identity of a dataset, which detects changes.
 
     Attributes:
-        content: of what stays where files are copied: length, shape, dtype, sizes of files.
-        number: of that and of the times of modification; 63 bits.
+        content: length, shape, dtype and file sizes; copying the files does not change it.
+        number: 63 bits of a hash of the content and the modification times.
     """
 
     content: str
@@ -39,11 +39,11 @@ class Fingerprint:
 def fingerprint(dataset: Any) -> Fingerprint:
     """Compute a dataset's fingerprint from its length, its arrays and the files that it names.
 
-    A dataset may name its files by a method ``files()``. Without, those are found of memory maps,
-    of image datasets (Chainer's and `umem.data`'s) and of `pathlib.Path` in its attributes, also in
-    parts, such as the dataset below a ``TransformDataset``.
+    A dataset may name its files by a method ``files()``. Without one, umem finds memory maps, the
+    files of image datasets (Chainer's and `umem.data`'s) and any `pathlib.Path` in its attributes,
+    also in nested datasets, such as the one below a ``TransformDataset``.
 
-    Cost: a call to the system for each of at most `MOST_FILES` files.
+    Cost: a system call for each of at most `MOST_FILES` files.
     """
     files = list(files_of(dataset))
     places = np.linspace(0, len(files) - 1, min(len(files), MOST_FILES)).round().astype(int)
@@ -56,7 +56,7 @@ def fingerprint(dataset: Any) -> Fingerprint:
 
 
 def _stamp(path: Any) -> tuple[int, int]:
-    """Return a file's size and time of modification; -1 for a missing file."""
+    """Return a file's size and modification time; -1 for a missing file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):

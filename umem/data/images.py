@@ -1,8 +1,8 @@
-"""JPEG files as a dataset, decoded at the size that is needed.
+"""JPEG files as a dataset, decoded at a reduced size where that is enough.
 
-A decoder of JPEG can leave out the fine structure of each 8x8 block of pixels: an image of half
-the height and width takes a quarter of the memory, and about half of the time. That is not exact:
-it is another image than the whole one made smaller by other means.
+A JPEG decoder can leave out the fine structure of each 8x8 block of pixels: an image of half the
+height and width takes a quarter of the memory, and about half of the time. That is not exact: the
+image differs from a full-size one that was resized by other means.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ StrPath = str | os.PathLike[str]
 class JpegImages(DatasetMixin):
     """A dataset of JPEG files, as `chainer.datasets.ImageDataset` is with Pillow.
 
-    An item is an array (channels, height, width) with values from 0 to 255. At the whole size it
-    has the bits that Pillow gives where both stand on the same libjpeg-turbo. The orientation that
-    a camera noted is not applied, as it is not there. Files are read and decoded whenever an item
-    is asked for; other threads wait for a decode (simplejpeg 1.9 holds Python's lock).
+    An item is an array (channels, height, width) with values from 0 to 255. At full size its bits
+    equal Pillow's if both use the same libjpeg-turbo. As in Chainer, the camera's orientation tag
+    is not applied. Each request reads and decodes the file; other threads wait meanwhile, because
+    simplejpeg 1.9 holds Python's lock.
 
     Args:
-        paths: one a file; or the name of a text file with one in each line.
-        root: the folder that they start from.
-        dtype: of the arrays. numpy.uint8 takes a quarter of the memory, in a cache too.
-        channels: 1 for grey, 3 for red, green and blue; None: as each file has it.
+        paths: the paths of the files; or the name of a text file with one path a line.
+        root: the folder that the paths are relative to.
+        dtype: dtype of the arrays. numpy.uint8 takes a quarter of the memory, in a cache too.
+        channels: 1 for grey, 3 for red, green and blue; None: as in each file.
         reduce: 2, 4 or 8 decodes at a half, a quarter or an eighth of height and width, rounded
             up. Not exact.
-        at_least: (height, width), or one number for both: decodes at the smallest number of
-            eighths that leaves as much; the whole size where the image is smaller. Not exact.
+        at_least: (height, width), or one number for both. Decodes at the smallest number of eighths
+            of the full size that is at least this; a smaller image at full size. Not exact.
 
     Raises:
-        SizeError: ``channels``, ``reduce`` or ``at_least`` is no such number, or both are given.
+        SizeError: ``channels``, ``reduce`` or ``at_least`` is invalid, or both of the last two are
+            given.
         FileError: the text file cannot be read.
-        MissingDependencyError: there is no simplejpeg.
+        MissingDependencyError: simplejpeg is not installed.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class JpegImages(DatasetMixin):
         """Decode image ``i``.
 
         Raises:
-            FileError: it cannot be read. DataError: it cannot be decoded, is CMYK or too large.
-                The message names the item and its path.
+            FileError: the file cannot be read. DataError: the image cannot be decoded, is CMYK or
+                is too large. The message names the item and its path.
         """
         path = self._root / self._paths[i]
         try:
@@ -98,7 +99,7 @@ class JpegImages(DatasetMixin):
             return self._decoded(data)
         except ValueError as error:
             raise DataError(
-                f"item {i}, {short(path)}: no image that can be decoded: {short(str(error))}. "
+                f"item {i}, {short(path)}: the image cannot be decoded: {short(str(error))}. "
                 "Replace the file, or leave the item out"
             ) from error
 
@@ -119,13 +120,13 @@ class JpegImages(DatasetMixin):
         smaller = {"min_height": low, "min_width": wide}
         height, width, *_ = jpeg.decode_jpeg_header(data, **smaller)
         if height * width > MOST_PIXELS:
-            raise ValueError(f"it says that it has {height} x {width} pixels")
+            raise ValueError(f"its header says {height} x {width} pixels")
         colour = _COLOURS[self._channels or (1 if kind == "Gray" else 3)]
         pixels = jpeg.decode_jpeg(data, colorspace=colour, **smaller)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=self._dtype)
 
     def _least(self, height: int, width: int) -> tuple[int, int]:
-        """Return the least height and width that the decoder must keep."""
+        """Return the smallest height and width that the decoder may return."""
         if self._at_least is not None:
             return self._at_least
         return -(-height // self._reduce), -(-width // self._reduce)
@@ -134,18 +135,18 @@ class JpegImages(DatasetMixin):
 class LabeledJpegImages(DatasetMixin):
     """A dataset of JPEG files with labels, as `chainer.datasets.LabeledImageDataset` is.
 
-    An item is a pair: an array as `JpegImages` has it, and an array of no dimensions.
+    An item is a pair: an image as in `JpegImages`, and its label as a zero-dimensional array.
 
     Args:
-        pairs: a path and a whole number each; or the name of a text file with both in each line,
+        pairs: pairs of a path and a whole number; or the name of a text file with one pair a line,
             separated by white space.
         root: see `JpegImages`.
         dtype: see `JpegImages`.
-        label_dtype: of the labels.
-        **how: ``channels``, ``reduce`` and ``at_least``, as `JpegImages` has them.
+        label_dtype: dtype of the labels.
+        **how: ``channels``, ``reduce`` and ``at_least``; see `JpegImages`.
 
     Raises:
-        DataError: a line is no such pair. What `JpegImages` raises.
+        DataError: a line is not such a pair. Otherwise as `JpegImages`.
     """
 
     def __init__(
@@ -174,12 +175,12 @@ class LabeledJpegImages(DatasetMixin):
 
 
 def _lines(path: StrPath) -> list[tuple[int, str]]:
-    """Yield the lines of a text file that are not empty, each with its number."""
+    """Return the non-empty lines of a text file, each with its number."""
     try:
         with open_regular(path) as file:
             text = file.read().decode()
     except (OSError, ValueError) as error:
-        raise FileError(f"{short(Path(path))}: no list of images: {reason(error)}") from error
+        raise FileError(f"{short(Path(path))}: cannot read the list: {reason(error)}") from error
     lines = (line.strip() for line in text.splitlines())
     return [(number, line) for number, line in enumerate(lines, 1) if line]
 

@@ -1,12 +1,12 @@
 """Items of a dataset as bytes and back: a header in JSON and raw buffers, never pickle.
 
-An item is a nesting of tuples, lists and dictionaries (with text for keys) of arrays, sparse
-matrices of SciPy, numbers, text, bytes and None. What comes back has the same types, values,
-memory order and bits, and is the caller's alone. As bytes an item is
+An item is any nesting of tuples, lists and dictionaries (with text keys) of arrays, SciPy's sparse
+matrices, numbers, text, bytes and None. An unpacked item has the same types, values, memory order
+and bits, and shares no memory with others. A packed item is
 
     4 bytes     length of the header, little endian
-    header      JSON: what the item is, and of each buffer [nbytes, bytes here or null if raw]
-    buffers     one after another, each as a `Codec` wrote it or as it is
+    header      JSON: the item's description, and by buffer [nbytes, bytes here or null if raw]
+    buffers     one after another, each compressed by a `Codec` or raw
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DOUBLES = struct.Struct("<2d")  # the bits of a NaN too
 _PLAIN = (bool, str, type(None))
 _WAY_OUT = (
     "A cache keeps tuples, lists and dictionaries of arrays, sparse matrices (csr, csc, bsr, coo), "
-    "numbers, text, bytes and None: return such from the dataset, and make the rest outside of the "
-    "cache"
+    "numbers, text, bytes and None: return only these from the dataset, and make other objects "
+    "outside of the cache"
 )
 
 
@@ -37,11 +37,11 @@ def pack(item: Any, codec: Codec) -> bytes:
     """Serialize an item to bytes that share no memory with it.
 
     Args:
-        item: see above.
-        codec: writes its buffers smaller.
+        item: an item, as the module's docstring defines it.
+        codec: compresses its buffers.
 
     Raises:
-        UnsupportedError: something in it is of another type; the message says where.
+        UnsupportedError: a part has an unsupported type; the message names the part.
     """
     buffers: list[tuple[memoryview, str]] = []
     try:
@@ -62,10 +62,10 @@ def unpack(data: Any, codec: Codec) -> Any:
 
     Args:
         data: a result of `pack`, as any buffer; no reference to it is kept.
-        codec: the one that wrote it.
+        codec: the codec that packed it.
 
     Raises:
-        DataError: these are no such bytes.
+        DataError: the bytes are not a packed item of this codec.
     """
     try:
         view = memoryview(data).cast("B")
@@ -130,7 +130,7 @@ def _describe(value: Any, buffers: list[tuple[memoryview, str]], where: str) -> 
 
 def _entry(key: Any, value: Any, buffers: Any, where: str) -> list[Any]:
     if type(key) is not str:
-        raise UnsupportedError(f"{short(where)} has the key {quoted(key)}, not a text. {_WAY_OUT}")
+        raise UnsupportedError(f"{short(where)} has the key {quoted(key)}, not text. {_WAY_OUT}")
     return [key, _describe(value, buffers, f"{where}[{key!r}]")]
 
 
@@ -138,7 +138,7 @@ def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: st
     """Describe a NumPy array as JSON, and append its contents to ``buffers``.
 
     Raises:
-        UnsupportedError: the dtype holds objects, or NumPy could not read it back.
+        UnsupportedError: the dtype holds objects, or NumPy cannot read it back.
     """
     descr = None if array.dtype.metadata is not None else _descr(array.dtype)
     if descr is None:
@@ -154,7 +154,7 @@ def _describe_array(array: Any, buffers: list[tuple[memoryview, str]], where: st
 
 @lru_cache(maxsize=256)
 def _descr(dtype: np.dtype[Any]) -> Any:
-    """Return a dtype as .npy files write it; None for objects and what NumPy cannot read back."""
+    """Return a dtype as in .npy files; None if it holds objects, or NumPy cannot read it back."""
     if dtype.hasobject:
         return None
     try:

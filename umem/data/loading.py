@@ -15,12 +15,12 @@ from umem.errors import UnsupportedError
 
 RAW = RawCodec()
 CHECK_EVERY = 256
-"""One hit in this many loads its item again, to notice a dataset that is not deterministic: a
-guess, at most 0.4% of the time that hits save."""
+"""One hit in this many loads its item again, to detect a dataset that is not deterministic. A
+guess: it costs at most 0.4% of the time that hits save."""
 
 
 class Loaded(NamedTuple):
-    """An item's packed bytes as the store keeps them; and the item, if the dataset has made it."""
+    """An item's packed bytes, and the item itself if the dataset was called for it."""
 
     data: bytes
     made: tuple[Any, ...] = ()
@@ -30,10 +30,10 @@ class Loading:
     """Loads items from the disk tier or the dataset, one at a time: few datasets are thread-safe.
 
     Args:
-        dataset: below.
-        store: of the cache.
+        dataset: the cached dataset.
+        store: the cache's store.
         disk: the disk tier; None without one.
-        codec: writes buffers smaller.
+        codec: compresses buffers.
     """
 
     def __init__(self, dataset: Any, store: ItemStore, disk: DiskTier | None, codec: Codec) -> None:
@@ -51,7 +51,8 @@ class Loading:
         """Read an item from the disk tier, or else call the dataset for it.
 
         Raises:
-            whatever the dataset raises. UnsupportedError: it cannot be kept; nothing was.
+            UnsupportedError: the item cannot be cached; nothing was. Errors of the dataset pass
+                through.
         """
         begun = time.perf_counter()
         data = None if self._disk is None else self._disk.read(item)
@@ -103,16 +104,16 @@ class Loading:
         warn_once(
             self._store,
             CHANGED,
-            f"item {item} of the dataset is not what it was: all that was kept is dropped, and "
-            "loaded anew. Make random changes, such as augmentation, outside of the cache",
+            f"item {item} of the dataset has changed: the cache is dropped, and items are loaded "
+            "anew. Make random changes, such as augmentation, outside of the cache",
         )
         return False
 
     def check_source(self) -> None:
-        """Compare a dataset's fingerprint as an epoch begins; if it changed, drop the cache and
-        warn once.
+        """Compare the dataset with its state one epoch ago; if it changed, drop the cache and warn
+        once.
 
-        Its fingerprint, and its first and last item where they are in memory.
+        Compares the fingerprint, and the first and the last item if they are in memory.
         """
         number = fingerprint(self.dataset).number
         last = len(self.dataset) - 1
@@ -126,8 +127,8 @@ class Loading:
             warn_once(
                 self._store,
                 CHANGED,
-                "the dataset, or one of its files, has another size or time of modification than "
-                "when the epoch before began: all that was kept is dropped, and loaded anew",
+                "the dataset, or one of its files, has another size or modification time than "
+                "when the last epoch began: the cache is dropped, and items are loaded anew",
             )
         for item, data in kept.items():
             if data is not None and not self.check(item, data):
@@ -135,7 +136,7 @@ class Loading:
 
     def refuse(self, error: Exception) -> None:
         """Warn, once for all processes, that items are no longer prefetched, and why."""
-        warn_once(self._store, REFUSED, f"nothing is fetched ahead any more: {error}")
+        warn_once(self._store, REFUSED, f"items are no longer fetched ahead: {error}")
 
     def close(self) -> None:
         """Close the disk tier."""

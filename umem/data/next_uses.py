@@ -11,11 +11,11 @@ from umem.data.epoch_draws import Order
 from umem.data.orders import KnownOrder
 
 ENTRIES = 1 << 20
-"""At most this many positions are looked up ahead, in whole epochs, two at least: 16 MiB a
-process, a guess at what nobody misses."""
+"""At most this many positions are looked up ahead, in whole epochs, at least two. A guess: 16 MiB a
+process is a small cost."""
 MOST_EPOCHS = 256
-"""At most this many epochs are looked up ahead, a guess: an item that none of them has costs the
-time to look through all."""
+"""At most this many epochs are looked up ahead. A guess: for an item in none of them, all are
+searched."""
 
 
 class _PlacesInEpoch:
@@ -44,12 +44,12 @@ class _PlacesInEpoch:
 class NextUses:
     """Looks up the next use of an item; positions are counted through all epochs.
 
-    A choice between two items neither of which comes within what is looked ahead cannot cost a hit
-    before then, so that hits up to there are those of knowing everything.
+    Within the epochs looked up, hits are as many as with complete knowledge: a choice between two
+    items that are used only later costs no hit before.
 
     Args:
-        order: knows the number of items.
-        length: of an epoch.
+        order: the order, with its number of items set.
+        length: the number of positions in an epoch.
 
     Thread-safety: for one thread at a time.
     """
@@ -72,11 +72,11 @@ class NextUses:
         return int(self._epoch(epoch).items[at])
 
     def after(self, item: int, position: int) -> float:
-        """Return an item's first position after another; infinity if it is beyond the epochs looked
+        """Return an item's first position after another; infinity if none is in the epochs looked
         up.
 
         Args:
-            position: -1 for before the first.
+            position: the other position; -1 is before the first.
         """
         epoch, at = divmod(position, self.length) if position >= 0 else (0, -1)
         for number in range(epoch, epoch + self._ahead + 1):
@@ -87,7 +87,7 @@ class NextUses:
         return inf
 
     def nearest(self, item: int, position: int) -> int | None:
-        """Return the position of an item nearest to another one, in its epoch and the two beside
+        """Return an item's position nearest to another one, in that one's epoch and the two beside
         it; None if there is none.
         """
         epoch, found = position // self.length, list[int]()

@@ -1,4 +1,4 @@
-"""Orders of items whose coming epochs are known."""
+"""Orders of items whose future epochs are known."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from umem.data.epoch_draws import Draw, EpochBits, Order, check_seed, largest, s
 from umem.errors import DataError, DataWarning, StateError, warn_at_program
 
 _REMEMBERED = 4
-"""At most this many drawn orders are kept: the ones that an iterator and a cache are in."""
+"""At most this many drawn orders are kept: one for the iterator's epoch, one for the cache's."""
 
 
 class KnownOrder:
     """An order sampler for Chainer's iterators whose future epochs can be computed.
 
-    ``SerialIterator(data, 20, order_sampler=order)``. One iterator each: two would take epochs in
-    turn. What was drawn is known by its content, so that iterators that draw an epoch again, after
-    a snapshot was taken or loaded, are given the same.
+    Use ``SerialIterator(data, 20, order_sampler=order)``, with an order for each iterator: two
+    iterators of one order would take epochs in turn. An order is recognised by its contents, so an
+    iterator that draws an epoch again, after a snapshot was saved or loaded, gets the same order.
 
     Args:
         seed: 0 to 2**64 - 1.
-        draw: makes an epoch's order of ``count`` items from its bits and nothing else:
-            `shuffle`, `with_replacement`, `Weighted`, `ClassBalanced` or a function of your own,
-            ``draw(bits, count)``; for workers that are spawned, one that can be pickled.
+        draw: a function ``draw(bits, count)`` that makes an epoch's order of ``count`` items from
+            its bits alone: `shuffle`, `with_replacement`, `Weighted`, `ClassBalanced` or your own.
+            For spawned workers it must be picklable.
 
     Attributes:
-        seed: as given.
-        content: what a cache says that the data are made of, to be saved with the order; empty
-            before.
-        epoch: the one drawn last; -1 before the first.
-        position: of the next item of the epoch before it when that was drawn, or where
-            `follow` has set it.
+        seed: the seed.
+        content: the dataset's fingerprint, which is saved with the order; empty until a cache uses
+            the order.
+        epoch: the epoch drawn last; -1 before the first.
+        position: the iterator's position in the epoch before that when it was drawn, or as set by
+            `follow`.
 
-    Thread-safety: one iterator's threads may call it and caches ask it at once; a forked process
-    keeps what its parent knew.
+    Thread-safety: one iterator's threads and caches may use it at the same time; a forked process
+    starts with its parent's state.
     """
 
     def __init__(self, seed: int, draw: Draw = shuffle) -> None:
@@ -64,11 +64,11 @@ class KnownOrder:
         """Fix the number of items; returns the number of positions in an epoch.
 
         Raises:
-            StateError: it orders another number already. DataError: see `items`.
+            StateError: another number is fixed already. DataError: see `items`.
         """
         if self._count not in (0, count):
             raise StateError(
-                f"this order is one of {self._count} items and cannot be one of {count} too: "
+                f"this order has {self._count} items and cannot be used with {count}: "
                 "make an order for each dataset"
             )
         self._count = count
@@ -78,7 +78,7 @@ class KnownOrder:
         """Return the order of an epoch, a read-only array.
 
         Raises:
-            DataError: the user's function gave none, or another when asked again.
+            DataError: the user's function returned an invalid order, or two for one epoch.
         """
         known = self._known  # replaced whole: threads may come here at once, and draw the same
         if epoch not in known:
@@ -91,8 +91,8 @@ class KnownOrder:
         found = self._checked(epoch)
         if epoch == 0 and not np.array_equal(found, self._checked(0)):
             raise DataError(
-                "the function of known_order gave two orders for one epoch: it has to draw from "
-                "the bits that it is given, and from nothing else"
+                "the function of known_order returned two orders for one epoch: it must draw from "
+                "its argument bits alone"
             )
         found.flags.writeable = False
         return found
@@ -100,19 +100,19 @@ class KnownOrder:
     def _checked(self, epoch: int) -> Order:
         found = np.asarray(self._draw(EpochBits(self.seed, epoch), self._count))
         if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise DataError("the function of known_order gave no array of indices")
+            raise DataError("the function of known_order must return an array of indices")
         if len(found) and not 0 <= found.min() <= found.max() < self._count:
-            raise DataError(f"an order of {self._count} items has indices out of their range")
+            raise DataError(f"the order has indices outside its range of {self._count} items")
         return found.astype(np.int64)
 
     # -- what iterators call -----------------------------------------------------------------
 
     def __call__(self, current_order: Any, current_position: int) -> Order:
-        """Return the order of the next epoch, a copy that the iterator owns.
+        """Return a copy of the next epoch's order.
 
         Args:
             current_order: the order of the epoch that ends; 0, 1, 2, ... when an iterator begins.
-            current_position: of the iterator in it.
+            current_position: the iterator's position in it.
 
         Raises:
             StateError: the current order is not one of this sampler's.
@@ -137,14 +137,15 @@ class KnownOrder:
                 return int(epoch)
         raise StateError(
             f"the present order is not one of the first {largest(self._count)} epochs of {self!r}: "
-            "give the iterator that was saved with the seed and the function that it was saved with"
+            "load the iterator with the seed and the function that it was saved with"
         )
 
     def follow(self, current_order: Any, current_position: int) -> None:
-        """Set the position from an iterator, for example after it was loaded from a snapshot.
+        """Set the position from an iterator, for example one loaded from a snapshot.
 
         Args:
-            current_order: the order that it is in. current_position: of its next item.
+            current_order: the iterator's order.
+            current_position: the position of its next item.
 
         Raises:
             StateError: the order is not one of this sampler's.
@@ -156,17 +157,17 @@ class KnownOrder:
         self._report(self.epoch, self.position)
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load seed, epoch and position, through Chainer's protocol.
+        """Save or load seed, epoch and position, by Chainer's serializers.
 
-        If a cache uses the order, the dataset's fingerprint is saved, too; a run resumed with other
-        data gets a warning.
+        If a cache uses the order, the dataset's fingerprint is saved too, and a run that is resumed
+        with other data gets a warning.
 
         Raises:
             StateError: the loaded order has another seed.
         """
         seed = int(serializer("seed", f"{self.seed}"))  # 64 bits without a sign
         if seed != self.seed:
-            raise StateError(f"an order of seed {seed} is saved there, and this has {self.seed}")
+            raise StateError(f"the saved order has seed {seed}, and this order has {self.seed}")
         self.epoch = int(serializer("epoch", self.epoch))
         self.position = int(serializer("position", self.position))
         if self.content:
@@ -183,7 +184,7 @@ class KnownOrder:
         if was != self.content:
             warn_at_program(
                 "the data have another length, shape or dtype, or their files other sizes, than "
-                "when this run was saved: it continues with the present ones",
+                "when this run was saved: it continues with the present data",
                 DataWarning,
             )
 
@@ -192,7 +193,7 @@ class KnownOrder:
     def subscribe(self, method: Callable[[int, int], None]) -> None:
         """Register a bound method, called with epoch and position when an iterator reports them.
 
-        It is not kept alive.
+        The order does not keep it alive.
         """
         self._subscribers.append(weakref.WeakMethod(method))
 
@@ -206,7 +207,7 @@ class KnownOrder:
 
 
 def known_order(seed: int, draw: Draw = shuffle) -> KnownOrder:
-    """Make an order sampler whose coming epochs are known; see `KnownOrder`.
+    """Make an order sampler whose future epochs are known; see `KnownOrder`.
 
     >>> order = known_order(0)
     >>> order(range(5), 0)

@@ -1,9 +1,9 @@
 """Bytes of items in pages of one size, so that items of any size leave no gaps.
 
-Items that lie in one piece are quicker to read, but have to be moved together where no gap is large
-enough: where sizes differ, 6 to 10 bytes for each byte that is written (simulated: first fit, sizes
-from 4,000 to 8,000 bytes or lognormal, 100 to 2,000 items, 2.5% of room), and the whole memory at
-once, while everybody waits.
+Contiguous items are quicker to read, but must be compacted when no gap is large enough. With items
+of different sizes that moves 6 to 10 bytes for each byte written (simulated: first fit, sizes from
+4,000 to 8,000 bytes or lognormal, 100 to 2,000 items, 2.5% free), and all of the memory at once,
+while all processes wait.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 SMALLEST_PAGE, LARGEST_PAGE = 256, 1 << 16
 PAGES_AN_ITEM = 128
-"""An item of the first one's size takes this many pages: an item wastes half a page on average. The
-three are guesses: few enough pages to follow, and small enough ones to waste less than a 100th."""
+"""An item of the first one's size takes this many pages; an item wastes half a page on average. All
+three are guesses: few pages to follow, but small enough to waste less than 1%."""
 
 HEAD = ("page_bytes", "page_count", "free_first", "free_count", "fresh")
 """Names of the fields in the shared head, all zero at first."""

@@ -1,13 +1,14 @@
 """Eviction when memory is full: the item with the highest score.
 
-next-use    the position of its next use: what is used last goes first, a new item included
-            (Belady, "A study of replacement algorithms for a virtual-storage computer", IBM
-            Systems Journal 5, 1966, with the choice not to keep). For items of one size no
-            choice has more hits. Where sizes differ it is the same rule, which would be best
-            if an item could be kept in part.
-lru         how long ago it was used.
+next-use    the position of its next use: the item used latest is evicted first, or, if it is the
+            new item, not stored (Belady, "A study of replacement algorithms for a
+            virtual-storage computer", IBM Systems Journal 5, 1966, with the choice not to
+            store). For items of one size no policy has more hits. For other sizes the rule is
+            the same, and would be optimal if parts of items could be stored.
+lru         the time since its last use.
 cost        GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USENIX
-            1997): seconds to load for each byte, above that of the last one that went.
+            1997): the lowest sum of its seconds to load a byte and the value of the item
+            evicted last.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ def victims(
     """Choose items to evict, by score, until enough bytes are free.
 
     Args:
-        score: one an item; minus infinity for those that are not there.
-        nbytes: one an item.
-        over_bytes: to be freed.
-        candidate: score and bytes of the new item where it may stay out; it is `CANDIDATE` then,
-            and its bytes are freed by not being taken. Items of several sizes are then chosen
-            so that no one goes for whom there is room in the end.
+        score: each item's score; minus infinity for items not in memory.
+        nbytes: each item's bytes.
+        over_bytes: the bytes to free.
+        candidate: score and bytes of the new item if it may be left out; it is `CANDIDATE` in the
+            result, and counts as freed bytes. Among items of several sizes, none is then evicted
+            that has room in the end.
 
     Returns:
-        items, the first to go first; fewer bytes than asked for where there are no more.
+        The items in order of eviction; fewer bytes than ``over_bytes`` if there are no more.
     """
     chosen: list[tuple[int, float, int]] = []
     freed, out = 0, False
@@ -61,7 +62,7 @@ def victims(
 def _without_room_to_spare(
     chosen: list[tuple[int, float, int]], spare: int
 ) -> list[tuple[int, float, int]]:
-    """Drop victims from the list that fit after all, the one used soonest first."""
+    """Drop from the list the victims that still fit, the one used soonest first."""
     kept = []
     for each in reversed(chosen):
         if each[2] <= spare:

@@ -1,4 +1,4 @@
-"""A thread that fetches items before they are asked for, in the order that is known."""
+"""A thread that fetches items before they are requested, in a known order."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MOST_AHEAD = 1024
 """At most this many positions are looked at ahead of requests, a guess; memory usually limits it
 first."""
 LEAST_HELD = 2
-"""Items that may be held whatever they take: one is fetched while another waits."""
+"""The number of items that may be held whatever their size: one waits while another is fetched."""
 
 
 class _Ahead(NamedTuple):
     """An item that was fetched ahead.
 
     Attributes:
-        at: the position that it is for.
-        lost_count: how often all was dropped before it was fetched.
+        at: the position of its request.
+        lost_count: the number of times the cache had been dropped when it was fetched.
         data: its packed bytes; None if the fetch failed.
     """
 
@@ -36,20 +36,20 @@ class _Ahead(NamedTuple):
 
 
 class PrefetchThread:
-    """Fetches items in the order of coming requests, and holds them until they are asked for.
+    """Fetches items in the order of future requests, and holds them until they are requested.
 
-    Workers fetch ahead themselves, as Chainer has them load batches that are not needed yet: where
-    they ask, the thread rests. A forked process has none of it, and waits for nothing.
+    Chainer's workers load batches before they are needed, so the thread rests while workers share
+    the cache. A forked process has no such thread, and does not wait for one.
 
     Args:
-        store, position, loading: of the cache.
+        store, position, loading: the cache's parts.
     """
 
     def __init__(self, store: ItemStore, position: EpochPosition, loading: Loading) -> None:
         self._store, self._position, self._loading = store, position, loading
         self._pid = os.getpid()
-        # Locks, as their methods are C. Those of a condition are Python: a signal's handler can
-        # raise in them with the lock held, or with it released before `with` releases it.
+        # Locks, because their methods are C. A condition's methods are Python: a signal handler
+        # can raise in them with the lock held, or released before `with` releases it.
         self._lock = threading.RLock()
         self._signal, self._fetching = threading.Lock(), threading.Lock()
         self._signal.acquire()  # released once there is something to look at
@@ -62,7 +62,7 @@ class PrefetchThread:
         self._frontier = self._moves = 0
 
     def is_here(self) -> bool:
-        """Tell whether the thread, started or not, is this process's and not over."""
+        """Tell whether the thread, started or not, belongs to this process and has not ended."""
         return os.getpid() == self._pid and not self._is_over
 
     def wake(self) -> None:
@@ -78,10 +78,10 @@ class PrefetchThread:
             self._signal.release()
 
     def take(self, item: int) -> bytes | None:
-        """Take the bytes of an item that was fetched ahead; waits for its fetch if that is under
-        way.
+        """Take the bytes of an item that was fetched ahead; waits for a fetch in progress.
 
-        None if there is none, or its fetch failed. It is not fetched again until `served`.
+        None if the item was not fetched, or its fetch failed. It is not fetched again until
+        `served`.
         """
         with self._lock:
             self._being_served.add(item)
@@ -95,13 +95,13 @@ class PrefetchThread:
         return found.data
 
     def served(self, item: int, next_uses: Iterable[float] = ()) -> None:
-        """Note that a request is over, and when items are used next that have left memory."""
+        """Note that a request is over, and the next uses of items evicted from memory."""
         with self._lock:
             self._being_served.discard(item)
             self._frontier = int(min((self._frontier, *next_uses)))
 
     def spill(self, evicted: list[tuple[int, Any]]) -> bool:
-        """Have the thread write evicted items to the disk; False if it has not written the last."""
+        """Let the thread write evicted items to disk; False while it still writes earlier ones."""
         with self._lock:
             is_taken = not self._evicted
             if is_taken:
@@ -139,8 +139,8 @@ class PrefetchThread:
     def _next(self) -> tuple[int, int] | None:
         """Return the next position whose item is neither in memory nor held, and the item.
 
-        It is noted as under way. None if there is no room for another, the cache is shared with
-        workers, no order is followed, or the next `MOST_AHEAD` items are there.
+        The item is marked as being fetched. None if there is no room for another, the cache is
+        shared with workers, no order is followed, or the next `MOST_AHEAD` items are there.
         """
         with self._store.held() as head, self._lock:
             self._drop_stale()
@@ -166,7 +166,7 @@ class PrefetchThread:
         return item in self._held or item in self._being_served
 
     def _drop_stale(self) -> None:
-        """Drop items whose requests will not come, and begin anew where requests are elsewhere."""
+        """Drop items that will not be requested; begin anew if requests are at another position."""
         head = self._store.head
         at, is_idle = head["at"], head["is_shared"] or not head["is_following"]
         if is_idle or self._moves != head["moves"]:

@@ -1,9 +1,9 @@
-"""Memory that a process shares with those that it forks or spawns, and the lock that guards it.
+"""Memory that a process shares with its forked or spawned children, and the lock that guards it.
 
-One block for all workers, rather than a share for each: a worker is given any item, so that with
-shares it would find only one in N of what the others have. The block has no name: it is gone with
-the last process that has it, however they end. Forked processes inherit it; spawned ones are given
-its handle by multiprocessing, as it gives others.
+All workers share one block, because any worker may need any item: with a part of its own, each of N
+would find only one item in N. The block is unnamed: the system frees it when the last process that
+holds it ends, even by a kill. Forked processes inherit it; multiprocessing passes its handle to
+spawned ones.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Fields = tuple[tuple[str, str, int], ...]
 class SharedBlock:
     """Named arrays in shared memory, zero at first, guarded by one lock between processes.
 
-    The lock is a process's own (POSIX ``fcntl``), so that the system takes it back from one that is
-    killed; which leaves what it guards half done, and the next one is told.
+    The lock belongs to a process (POSIX ``fcntl``), so the system releases it when the process is
+    killed. `held` tells the next holder that a change was left half done.
 
     Args:
         fields: names, dtypes and lengths of the arrays.
-        tail_bytes: bytes behind them, as the array ``tail``; memory only once they are written.
+        tail_bytes: bytes behind them, as the array ``tail``; they take memory once written.
 
     Raises:
-        UnsupportedError: the system is no POSIX one. FileError: it has no memory to share; nothing
+        UnsupportedError: the system is not POSIX. FileError: it has no memory to share; nothing
             was made.
     """
 
@@ -84,13 +84,13 @@ class SharedBlock:
         self._is_busy = np.frombuffer(self._mapping, np.uint8, 1)
 
     def __reduce__(self) -> Any:
-        """Pickle for a process that is being spawned, which alone can inherit the handle."""
+        """Pickle for a process that is being spawned; no other process can inherit the handle."""
         from multiprocessing import context
 
         if context.get_spawning_popen() is None:
             raise UnsupportedError(
-                "a cache is sent to processes that multiprocessing starts, and cannot be pickled "
-                "otherwise: pickle the dataset below it"
+                "a cache can be pickled only for processes that multiprocessing starts: pickle the "
+                "dataset below it instead"
             )
         return _opened, (self._fields, self._tail_bytes, reduction.DupFd(self._handle))
 
@@ -98,7 +98,7 @@ class SharedBlock:
     def held(self) -> Iterator[bool]:
         """Hold the lock; yields True if a process died inside it and left a change half done.
 
-        An error inside leaves it so for the next one.
+        An error in the block leaves the change half done for the next holder too.
         """
         with self._lock:
             handle = self._handle

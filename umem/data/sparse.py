@@ -1,8 +1,8 @@
-"""SciPy's sparse matrices in parts, the arrays that they are made of, as they are; and their rows.
+"""SciPy's sparse matrices, split into their arrays and rebuilt unchanged; and their rows.
 
-SciPy's own constructors make indices narrower and look at what they are given; here a matrix
-comes back with the types, the order, the repeated entries and the zeros that it had. SciPy is
-imported only where a matrix is rebuilt: one that is to be split has brought it.
+SciPy's own constructors narrow indices and inspect the arrays; here a rebuilt matrix keeps its
+types, order, repeated entries and stored zeros. SciPy is imported only to rebuild a matrix: to
+have one to split, the program has imported it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def matrix_parts(value: Any) -> tuple[str, list[int], list[Any]] | None:
 
     Returns:
         The name of its class in `scipy.sparse`, its shape and its arrays: data, indices and
-        indptr; of a coo matrix data and the indices along each axis. None: it is of no class that
-        can be split.
+        indptr; for a coo matrix data and the indices along each axis. None: its class cannot be
+        split.
     """
     kind = type(value)
     if kind.__name__ not in NAMES or not kind.__module__.startswith("scipy.sparse."):
@@ -40,11 +40,11 @@ def joined_matrix(name: str, shape: list[int], arrays: list[Any]) -> Any:
     """Rebuild a sparse matrix from the parts of `matrix_parts`, sharing their arrays.
 
     Raises:
-        ValueError: this is not what `matrix_parts` gives.
-        MissingDependencyError: there is no SciPy.
+        ValueError: the parts do not come from `matrix_parts`.
+        MissingDependencyError: SciPy is not installed.
     """
     if name not in NAMES:
-        raise ValueError(f"no class of sparse matrices: {name!r}")
+        raise ValueError(f"not a class of sparse matrices: {name!r}")
     blocks = {"blocksize": arrays[0].shape[1:]} if name.startswith("bsr") else {}
     sparse = needed("scipy.sparse", "data", "a sparse item needs")
     made = getattr(sparse, name)(tuple(shape), **blocks)
@@ -70,16 +70,15 @@ def _set_coordinates(matrix: Any, arrays: tuple[Any, ...]) -> None:
 class SparseRows(DatasetMixin):
     """A dataset of the rows of a sparse matrix, each a sparse matrix of one row.
 
-    An item is a matrix (1, columns) of the same class, with the types of data and indices that the
-    whole has, and with copies of its entries in the order in which they are stored: changing it
-    changes nothing else. Beside labels it can be put into `chainer.datasets.TupleDataset`; a batch
-    of items is made one matrix by ``scipy.sparse.vstack``, which a converter calls.
+    An item is a matrix (1, columns) with the class and dtypes of the whole, and a copy of the row's
+    entries in their stored order. Use the dataset beside labels in `chainer.datasets.TupleDataset`;
+    let a converter join a batch by ``scipy.sparse.vstack``.
 
     Args:
-        matrix: a ``csr_matrix`` or ``csr_array`` of SciPy (rows, columns). It is held, not copied.
+        matrix: a ``csr_matrix`` or ``csr_array`` of SciPy (rows, columns), which is not copied.
 
     Raises:
-        UnsupportedError: it is something else.
+        UnsupportedError: the matrix is of another class.
     """
 
     def __init__(self, matrix: Any) -> None:

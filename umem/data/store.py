@@ -1,7 +1,7 @@
 """Items in shared memory, and their eviction by a policy.
 
-Only requests change what is there, so that hits are exactly those of the policy. What is fetched
-ahead is held by the thread that fetches, until it is asked for.
+Only requests change the contents, so hits are exactly the policy's. The prefetch thread holds
+prefetched items until they are requested.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from umem.data.policies import CANDIDATE, victims
 from umem.data.shared_block import SharedBlock
 
 RECENT = 15
-"""The position is the median of this many requests, as those of workers arrive out of order. A
-guess: it follows 97% of the requests of eight workers (tests/data/test_epoch_position.py)."""
+"""The position is the median of this many requests, because workers' requests arrive out of order.
+A guess: it follows 97% of the requests of eight workers (tests/data/test_epoch_position.py)."""
 FIXED_BYTES = 1 << 20
-"""Index tables up to this size are not counted in the memory limit; larger ones are. A guess: those
-of 20,000 items, few of which anybody limits to less than some MiB."""
+"""Index tables up to this size are not counted in the memory limit; larger ones are. A guess: this
+is the size for 20,000 items, and few users limit so many to less than some MiB."""
 AHEAD_SHARE = 40
-"""Of the 5% above the limit a half, a 40th, is for what is fetched ahead, and the other for tables
-and for what pages waste, at most a 100th where items are of one size."""
+"""Of the 5% above the limit, one half (a 40th) is for prefetched items, and one for tables and for
+the waste of pages, which is at most a 100th if all items have one size."""
 NAMES = (
     *HEAD, *COUNTED, "waited_ns", "used_bytes", "ahead_bytes", "clock", "at", "served", "moves",
     "is_following", "disk_end", "is_disk_full", "is_disk_off", "warned", "is_shared", "source",
@@ -57,20 +57,20 @@ class Head:
 class ItemStore:
     """Packed items in shared memory, with the tables that eviction needs.
 
-    Every method is called inside of `held`, but for `held`.
+    Call every method but `held` inside of `held`.
 
     Args:
-        count: of items of the dataset.
-        memory_bytes: the most that items take, packed.
+        count: the number of items of the dataset.
+        memory_bytes: limit of the packed items.
         policy: see `umem.data.policies`.
 
     Attributes:
         head: counters and positions, see `NAMES`.
-        ahead_bytes: the most that what is fetched ahead takes.
-        first: of each item, one more than its first page; 0: it is not in memory.
-        nbytes, score, last, seconds: of each item, its packed bytes, its place in the policy, when
-            it was used last, and how long it took to load.
-        disk_at, disk_bytes: of each item, where it is on the disk; see `DiskTier`.
+        ahead_bytes: limit of the prefetched items.
+        first: by item, its first page plus one; 0: it is not in memory.
+        nbytes, score, last, seconds: by item, its packed bytes, its score in the policy, the time
+            of its last use, and the time to load it.
+        disk_at, disk_bytes: by item, its place on the disk; see `DiskTier`.
     """
 
     def __init__(self, count: int, memory_bytes: int, policy: str) -> None:
@@ -127,7 +127,7 @@ class ItemStore:
         head["peak_memory_bytes"] = max(head["peak_memory_bytes"], head["memory_bytes"])
 
     def count_ahead(self, nbytes: int) -> None:
-        """Note what is held for coming requests; items beyond the room for it are not counted."""
+        """Note the bytes of prefetched items; items beyond their limit are not counted."""
         self.head["ahead_bytes"] = min(nbytes, self.ahead_bytes)
         self._count_memory()
 
@@ -157,14 +157,14 @@ class ItemStore:
     def keep(self, item: int, data: bytes, next_use: float) -> list[tuple[int, Any]]:
         """Insert an item, evicting others, or leave it out, as the policy decides.
 
-        The caller writes to the disk. Nothing is done where another process has kept the item.
+        The caller writes to the disk. If another process has stored the item, this does nothing.
 
         Args:
-            data: its bytes.
+            data: the item's bytes.
             next_use: the position of its use after this one.
 
         Returns:
-            what was evicted or left out, with its bytes; None for those if they are on the disk.
+            The items evicted or left out, with their bytes; None for bytes that are on the disk.
         """
         if self.first[item]:  # another process was quicker
             return []
@@ -188,7 +188,7 @@ class ItemStore:
         return evicted
 
     def _victims(self, size: int, next_use: float) -> list[int]:
-        """Choose what goes for an item of ``size`` bytes; it may be that item, as `CANDIDATE`."""
+        """Choose items to evict for one of ``size`` bytes; maybe that item, as `CANDIDATE`."""
         if size > self._capacity:
             return [CANDIDATE]
         over = self.head["used_bytes"] + size - self._capacity
@@ -210,7 +210,7 @@ class ItemStore:
     # -- when items are used -------------------------------------------------------------------
 
     def rescore(self, item: int, next_use: float) -> None:
-        """Set the place in the policy of an item in memory, given when it is used next."""
+        """Set the score of an item in memory, given the position of its next use."""
         if self.policy == "next-use" and self.head["is_following"]:
             self.score[item] = next_use
         elif self.policy == "cost":
