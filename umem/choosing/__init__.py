@@ -1,4 +1,4 @@
-"""Choosing what makes a program fit a GPU: it runs dry under each technique.
+"""Find the techniques that make a program fit a GPU, by a dry run under each.
 
 `umem.choose`, ``umem choose``, ``umem batch``, ``umem advise`` and ``umem run --budget`` use it.
 Each dry run is a process of its own.
@@ -8,11 +8,11 @@ Each dry run is a process of its own.
     technique_rows.py  has the table, and `register_technique`
     child.py           runs a program dry under a technique, from both sides of the process
     choosing.py        is `choose`, and orders the rows that were tried
-    batch_sizes.py     looks for the largest batch that fits, and halves each size of a program
+    batch_sizes.py     finds the largest batch that fits, and halves each size of a program
 
 - The child is ``umem run --dry`` with the hidden option ``--technique``, which names the file of
   the pickled technique.
-- A technique that is turned on at ``optimizer.setup`` is in chainer/at_setup.py.
+- chainer/at_setup.py has the techniques that are turned on at ``optimizer.setup``.
   devices/cuda/large_arrays.py follows CuPy's large arrays for the techniques that need them.
 """
 

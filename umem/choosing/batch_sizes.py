@@ -1,4 +1,4 @@
-"""The largest batch of a program that fits, and half of each size: by its own arguments."""
+"""The largest batch of a program that fits, and half of each size, by the program's arguments."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class NumberArgument(NamedTuple):
     """A whole number among a program's arguments.
 
     Attributes:
-        name: as the user names it: a place in ``sys.argv``, or an option.
-        place: in the arguments, from 0.
-        prefix: what stands before the number in that argument: empty, or ``--batch=``.
+        name: the user's name for it: a place in ``sys.argv``, or an option.
+        place: its index in the arguments, from 0.
+        prefix: the text before the number in that argument: empty, or ``--batch=``.
     """
 
     name: str
@@ -35,15 +35,15 @@ class NumberArgument(NamedTuple):
 
 
 def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
-    """Find the number that an argument has.
+    """Find the number in one of a program's arguments.
 
     Args:
-        arguments: the program's.
-        name: its place in ``sys.argv``, from 1, or an option of the program's, such as
-            ``--batch``, for ``--batch 64`` and ``--batch=64``; of several the last counts.
+        arguments: the program's arguments.
+        name: the argument's place in ``sys.argv``, from 1, or an option of the program, such as
+            ``--batch``, for ``--batch 64`` and ``--batch=64``; if repeated, the last counts.
 
     Raises:
-        SizeError: there is none, or it is no whole number above zero.
+        SizeError: there is no such argument, or it is not a whole number above zero.
     """
     found = _place(arguments, name)
     if found is None:
@@ -60,7 +60,7 @@ def number_argument(arguments: Sequence[str], name: str) -> NumberArgument:
 
 
 def _place(arguments: Sequence[str], name: str) -> tuple[int, str] | None:
-    """Return the place of an argument's number, and what stands before it there."""
+    """Return the index of an argument's number, and the text before the number."""
     if name.isdecimal():
         place = int(name) - 1
         return (place, "") if 0 <= place < len(arguments) else None
@@ -83,17 +83,17 @@ class TriedSize:
 
     @property
     def fits(self) -> bool:
-        """Tell whether it ran in the GPU's memory."""
+        """Tell whether the program ran within the GPU's memory."""
         return self.result.why_not is None
 
     @property
     def seconds(self) -> float | None:
-        """Return the time of a step; None where it does not fit."""
+        """Return the time of a step; None if the program does not fit."""
         return self.result.seconds[-1] if self.fits else None
 
     @property
     def sample_seconds(self) -> float | None:
-        """Return the time of a step for each of ``value``; None where it does not fit."""
+        """Return the time of a step over ``value``; None if the program does not fit."""
         return None if self.seconds is None else self.seconds / self.value
 
     def to_json(self) -> dict[str, Any]:
@@ -110,9 +110,9 @@ class BatchSearch:
     """The result of the search for the largest batch (simulated).
 
     Attributes:
-        argument: the program's argument that was changed, and what it was.
+        argument: the changed argument, with its original value.
         tried: each size that ran, in increasing order.
-        is_maximum: whether no larger one was asked for.
+        is_maximum: whether the search stopped at the maximum.
     """
 
     argument: NumberArgument
@@ -125,12 +125,12 @@ class BatchSearch:
 
     @property
     def largest(self) -> TriedSize | None:
-        """Return the largest that fits; None where not even 1 does."""
+        """Return the largest size that fits; None if not even 1 does."""
         return next((one for one in reversed(self.tried) if one.fits), None)
 
     @property
     def quickest(self) -> TriedSize | None:
-        """Return that of the least time a sample, of those that ran; None where none fits."""
+        """Return the tried size with the least time a sample; None if none fits."""
         fitting = [one for one in self.tried if one.fits]
         return min(fitting, key=lambda one: one.sample_seconds or 0.0, default=None)
 
@@ -147,21 +147,21 @@ def largest_batch(
     on_tried: Callable[[TriedSize], object] = lambda one: None,
     run_dry: RunDry = run_dry,
 ) -> BatchSearch:
-    """Find the largest number for an argument with which a program fits: by doubling, then halves.
+    """Find the largest value of an argument with which a program fits: by doubling, then bisection.
 
     Each size runs dry in a process of its own, which takes seconds.
 
     Args:
         program: the program and the GPU.
-        name: of the argument, see `number_argument`.
-        maximum: no larger one is tried.
-        on_tried: is called with each size that has run.
+        name: the argument's name; see `number_argument`.
+        maximum: the largest number to try.
+        on_tried: called with each size that has run.
         run_dry: makes a dry run.
 
     Raises:
-        SizeError: see `number_argument`; or the number given is above the maximum.
-        DryRunError: the program fails with the number given for another reason than memory, does
-            not use the GPU, or needs as much memory with twice the number.
+        SizeError: see `number_argument`; or the argument's number is above the maximum.
+        DryRunError: with the argument's number the program fails for another reason than memory,
+            or does not use the GPU; or a doubled number does not raise the peak.
     """
     argument = number_argument(program.arguments, name)
     if maximum is not None and argument.value > maximum:
@@ -200,10 +200,10 @@ def largest_batch(
 
 
 def _check_grows(name: str, less: TriedSize, more: TriedSize) -> None:
-    """Refuse an argument on which memory does not depend, before it is doubled without end.
+    """Refuse an argument that does not affect memory, which would be doubled without end.
 
     Raises:
-        DryRunError: the peak is the same.
+        DryRunError: the peak does not grow.
     """
     if more.result.peak_bytes <= less.result.peak_bytes:
         raise DryRunError(
@@ -217,7 +217,7 @@ class HalvedArguments:
     """A program as it is, and with half of each argument in turn (simulated).
 
     Attributes:
-        arguments: those that were halved, as they were.
+        arguments: the halved arguments, with their original values.
         whole: the program as it is.
         halves: for each argument, the program with half of it.
     """
@@ -258,25 +258,25 @@ def halve_each(
     on_tried: Callable[[str], object] = lambda name: None,
     run_dry: RunDry = run_dry,
 ) -> HalvedArguments:
-    """Find what half of each of a program's arguments saves, by dry runs, two at a time.
+    """Find the savings from halving each of a program's arguments, by dry runs, two at a time.
 
     Args:
         program: the program and the GPU.
-        names: of the arguments, see `number_argument`.
-        on_tried: is called with the name of each argument that has been halved.
+        names: the arguments' names; see `number_argument`.
+        on_tried: called with the name of each argument that has been halved.
         run_dry: makes a dry run.
 
     Raises:
-        SizeError: see `number_argument`; a number is 1, which has no half; or one is named twice.
-        DryRunError: the program fails as it is for another reason than memory, or does not use the
-            GPU.
+        SizeError: see `number_argument`; or a number is 1, or an argument is named twice.
+        DryRunError: the unchanged program fails for another reason than memory, or does not use
+            the GPU.
     """
     found = [number_argument(program.arguments, name) for name in names]
     if len({one.place for one in found}) < len(found):
         raise SizeError("an argument is named twice")
     for one in found:
         if one.value == 1:
-            raise SizeError(f"the argument {one.name} is 1, which has no half")
+            raise SizeError(f"the argument {one.name} is 1 and cannot be halved")
     stop = Event()
     whole = run_dry(program, TECHNIQUES[0], stop)
     check_uses_gpu(program, whole)

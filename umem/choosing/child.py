@@ -1,4 +1,5 @@
-"""A dry run of a program under a technique, in a process of its own, from both sides of it."""
+"""A dry run of a program under a technique, in a process of its own: the parent's and the child's
+side."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from umem.trace import is_installed
 if TYPE_CHECKING:
     from umem.devices.cuda import LargeArrays
 
-# -- in the process that asks ----------------------------------------------------------------------
+# -- in the parent process -------------------------------------------------------------------------
 
 
 UNTOUCHED = "nothing on the GPU"
-"""The end of a dry run that allocates nothing there."""
+"""The ``end`` of a dry run that allocates nothing on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class DryProgram:
 
     Attributes:
         script: a file, or the name of a module.
-        arguments: the program's own.
-        gpu: a name of the table.
-        vram: the VRAM instead of the table's, such as "8GiB".
-        options: of ``umem run --dry``, such as ``("--answer", "train.py:41=1000")``.
+        arguments: the program's arguments.
+        gpu: a GPU's name in the table.
+        vram: usable VRAM instead of the table's figure, such as "8GiB".
+        options: options of ``umem run --dry``, such as ``("--answer", "train.py:41=1000")``.
     """
 
     script: str
@@ -53,7 +54,7 @@ class DryProgram:
     options: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
-        """Return the program as it stands on a command line."""
+        """Return the program as on a command line."""
         return [*["-m"] * self.is_module, self.script, *self.arguments]
 
 
@@ -69,11 +70,11 @@ class DryResult:
     """The result of one dry run under a technique (simulated).
 
     Attributes:
-        seconds: of the last two steps, which are alike where steps are; of the whole program where
-            it has none; empty where it did not come so far.
-        why_not: why it does not fit, or is not known to; None where it fits.
-        missing_bytes: by how much the memory was exceeded, at least; None where that is unknown.
-        failed: whether an error other than memory that ran out ended it.
+        seconds: times of the last two steps, which are equal if the program's steps are alike; the
+            time of a program without steps; empty if it ended before.
+        why_not: why the program does not fit, or why that is unknown; None if it fits.
+        missing_bytes: the least number of bytes that were missing; None if that is unknown.
+        failed: whether the program ended with an error other than running out of memory.
         line: the program's line that ended it, if any.
     """
 
@@ -94,9 +95,9 @@ class DryResult:
 
     @property
     def is_tight(self) -> bool:
-        """Tell whether the memory would be exceeded if the pool had gaps twice as large.
+        """Tell whether the program would not fit if the gaps in its pool were twice as large.
 
-        They follow from the order of its chunks, which differs from process to process.
+        The gaps depend on the order of the pool's chunks, which differs from process to process.
         """
         gaps = self.reserved_peak_bytes - self.peak_bytes
         return self.reserved_peak_bytes + gaps > self.vram_bytes
@@ -127,7 +128,7 @@ class DryResult:
 
 
 def _why_not(found: dict[str, Any]) -> str:
-    """Return why a program does not fit, or is not known to."""
+    """Return why a program does not fit, or why that is unknown."""
     failure, ended = found["failure"], found["ended"]
     if ended == "out of memory":
         return f"out of memory at {failure['line']}{_in_step(found)}"
@@ -148,22 +149,22 @@ def _in_step(found: dict[str, Any]) -> str:
 
 
 def run_dry(program: DryProgram, technique: Technique, stop: Event) -> DryResult:
-    """Run a program dry under a technique, in a process of its own; returns what it has shown.
+    """Run a program dry under a technique, in a process of its own; returns the result.
 
     Args:
         program: the program and the GPU.
-        technique: it is turned on there before the program begins.
-        stop: once it is set, the process is ended.
+        technique: turned on in that process before the program begins.
+        stop: an event that ends the process once it is set.
 
     Raises:
-        StateError: the technique cannot be told to another process.
+        StateError: the technique cannot be pickled for another process.
     """
     try:
         row = pickle.dumps(technique)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise StateError(
-            f"the technique {technique.name!r} runs in a process of its own, which has to find "
-            f"turn_on by its module and name: {error}"
+            f"the technique {technique.name!r} runs in another process, which must be able to "
+            f"import turn_on by module and name: {error}"
         ) from error
     with tempfile.TemporaryDirectory(prefix="umem-choose-") as folder:
         row_file, result, stderr = (Path(folder) / name for name in ("technique", "result", "said"))
@@ -194,17 +195,17 @@ def run_dry(program: DryProgram, technique: Technique, stop: Event) -> DryResult
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of a child: without a mode or a GPU of its own, and with this path."""
+    """Return a child's environment: without umem's mode and GPU, and with this process's path."""
     left_out = (*MEMORY_VARIABLES, VARIABLE)
     found = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**found, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-# -- in the process that runs the program ----------------------------------------------------------
+# -- in the child process --------------------------------------------------------------------------
 
 
 class Trial:
-    """The technique of this process's dry run, and what the one that asks is told beside figures.
+    """The technique of this process's dry run, and the facts that the parent reads beside figures.
 
     Args:
         path: the file with the technique.
@@ -218,7 +219,7 @@ class Trial:
         """Turn the technique on until the stack unwinds.
 
         Raises:
-            UmemError: it does not apply.
+            UmemError: the technique does not apply.
         """
         self._technique.turn_on(stack)
         if not self._technique.needs_chainer:
@@ -227,13 +228,13 @@ class Trial:
             self._large = stack.enter_context(LargeArrays())
 
     def facts(self) -> dict[str, Any]:
-        """Return what the JSON of the dry run has beside the figures."""
+        """Return the entries of the dry run's JSON beside its figures."""
         made: Counter[str] = Counter() if self._large is None else self._large.made
         return {"uses_chainer": _uses_chainer(), "large_arrays": made.most_common(3)}
 
 
 def _uses_chainer() -> bool:
-    """Tell whether a module of the program's own has a name of Chainer's in it."""
+    """Tell whether one of the program's own modules has a name from Chainer."""
     return any(
         str(getattr(value, "__module__", None) or getattr(value, "__name__", "")).startswith(
             ("chainer.", "umem.chainer")

@@ -1,4 +1,4 @@
-"""`choose`: a program runs dry under each technique, and the quickest that fits comes first."""
+"""`choose`: run a program dry under each technique, and list the quickest that fits first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from umem.errors import DryRunError
 from umem.units import format_bytes, parse_bytes
 
 AT_A_TIME = 2
-"""Dry runs at a time: the least that processors of laptops have, and each takes a few hundred MiB
-of host memory. A choice: no measurement compares it with others."""
+"""Dry runs at a time: laptops have at least as many cores, and each run takes a few hundred MiB of
+host memory. A choice: no measurement compares it with others."""
 REPEATS = 3
-"""Dry runs of a technique by which the driver moves memory, or that fits with little to spare:
-which chunk CuPy's pool hands out depends on addresses, and with it the time, by tens of percent
-from process to process, and the gaps that the pool has. Three is the least of which a median leaves
-one out; no measurement compares it with more."""
+"""Dry runs of a technique with managed memory, or of one that fits with little to spare. The chunk
+that CuPy's pool hands out depends on addresses, so the pool's gaps differ from process to process,
+and the time by tens of percent. Three is the least number whose median ignores an outlier; no
+measurement compares it with more."""
 
 RunDry = Callable[[DryProgram, Technique, Event], DryResult]
 
@@ -36,9 +36,9 @@ class TriedTechnique:
     """A program under a technique (simulated).
 
     Attributes:
-        name: of the technique.
-        line: what to type to have it.
-        results: what its dry runs have shown.
+        name: the technique's name.
+        line: the command or the line of Python that turns it on.
+        results: the results of its dry runs.
     """
 
     name: str
@@ -49,27 +49,27 @@ class TriedTechnique:
 
     @property
     def fits(self) -> bool:
-        """Tell whether every dry run ran in the GPU's memory."""
+        """Tell whether every dry run fits the GPU's memory."""
         return all(one.why_not is None for one in self.results)
 
     @property
     def why_not(self) -> str | None:
-        """Return why it does not fit, or is not known to; None where it fits."""
+        """Return why it does not fit, or why that is unknown; None if it fits."""
         return next((one.why_not for one in self.results if one.why_not is not None), None)
 
     @property
     def failed(self) -> bool:
-        """Tell whether an error other than memory that ran out ended a dry run."""
+        """Tell whether a dry run ended with an error other than running out of memory."""
         return any(one.failed for one in self.results)
 
     @property
     def missing_bytes(self) -> int | None:
-        """Return by how much the memory was exceeded, at least; None where it is unknown."""
+        """Return the least number of bytes that were missing; None if it is unknown."""
         return max((one.missing_bytes for one in self.results if one.missing_bytes), default=None)
 
     @property
     def seconds(self) -> float | None:
-        """Return the time of a step, the median of the dry runs; None where it does not fit."""
+        """Return the time of a step, the median of the dry runs; None if it does not fit."""
         return median(one.seconds[-1] for one in self.results) if self.fits else None
 
     @property
@@ -116,12 +116,13 @@ class ScriptChoice:
     """A program under every technique (simulated).
 
     Attributes:
-        program: what ran, and where.
-        title, vram_bytes: of the GPU.
-        rows: what fits, the quickest first, and then what does not, the least missing first.
-        uses_chainer: whether the program does; the techniques differ.
-        large_arrays: of a program without Chainer, the lines that make them.
-        asked_lines: lines that read values which are not known.
+        program: the program and the GPU.
+        title, vram_bytes: the GPU's title and VRAM.
+        rows: the techniques: those that fit, the quickest first; then the others, the fewest
+            missing bytes first.
+        uses_chainer: whether the program uses Chainer; the techniques differ.
+        large_arrays: of a program without Chainer, the lines that make large arrays.
+        asked_lines: lines that read unknown values.
     """
 
     program: DryProgram
@@ -141,7 +142,7 @@ class ScriptChoice:
 
     @property
     def best(self) -> TriedTechnique | None:
-        """Return the first row that fits; None where none does."""
+        """Return the first row that fits; None if none does."""
         return next(iter(self.fitting), None)
 
     @property
@@ -151,9 +152,9 @@ class ScriptChoice:
 
     @property
     def summary(self) -> str:
-        """Return a sentence where nothing fits, on how much the least one misses; empty elsewhere.
+        """Return a sentence on the fewest missing bytes if nothing fits; otherwise an empty text.
 
-        What ran out first is known, and not what would have been asked for after it.
+        The bytes are a lower bound: the run ended at the first allocation that failed.
         """
         if self.fitting:
             return ""
@@ -168,9 +169,9 @@ class ScriptChoice:
 
     @property
     def advice(self) -> str:
-        """Return a sentence on ways that change a program without Chainer; empty with Chainer.
+        """Return a sentence on ways to change a program without Chainer; empty with Chainer.
 
-        They need the order in which the program uses its arrays, which it says itself.
+        They need the order in which the program uses its arrays, which it must declare itself.
         """
         if self.uses_chainer or not self.large_arrays:
             return ""
@@ -182,7 +183,7 @@ class ScriptChoice:
         )
 
     def line_of(self, row: TriedTechnique) -> str:
-        """Return the line to type for a row, with the program in it where it is a command."""
+        """Return the line to type for a row; a command includes the program."""
         return row.line if not row.line.startswith("umem run") else full_line(row, self.program)
 
     def to_json(self) -> dict[str, Any]:
@@ -208,22 +209,22 @@ def choose(
     vram: int | str | None = None,
     options: Sequence[str] = (),
 ) -> ScriptChoice:
-    """Find what makes a program fit a GPU, by running it dry under every technique.
+    """Find the techniques that make a program fit a GPU, by a dry run under each.
 
-    Each technique's own code runs, without arithmetic, in processes of their own, two at a time. A
-    dry run takes seconds; techniques by which the driver moves memory run three times, and so do
-    those that fit with little to spare.
+    Each dry run executes the technique's own code, without arithmetic, in a process of its own, and
+    takes seconds; two run at a time. Techniques with managed memory, and those that fit with little
+    to spare, run three times.
 
     Args:
-        script: a Python program that trains or computes on a GPU by CuPy; it is not edited.
+        script: a Python program that trains or computes on a GPU with CuPy; it is not edited.
         args: the program's arguments, as on a command line.
-        gpu: a GPU of the table.
-        vram: its VRAM, bytes or "8GiB"; None: the table's.
-        options: of ``umem run --dry``, such as ``["--answer", "train.py:41=1000"]``.
+        gpu: a GPU's name in the table, such as ``"t4"``.
+        vram: usable VRAM in bytes, or as text such as "8GiB"; None: the table's figure.
+        options: options of ``umem run --dry``, such as ``["--answer", "train.py:41=1000"]``.
 
     Raises:
-        DryRunError: the program fails without any technique, for another reason than memory, or
-            uses no memory of the GPU.
+        DryRunError: without any technique the program fails for another reason than memory, or it
+            uses no GPU memory.
         UnknownGpuError, SizeError: see `umem.software_gpu`.
     """
     gpu_spec(gpu)
@@ -234,10 +235,10 @@ def choose(
 
 @contextmanager
 def two_at_a_time(stop: Event) -> Iterator[ThreadPoolExecutor]:
-    """Give threads for dry runs; an error in the block, such as an interrupt, ends the runs.
+    """Provide threads for dry runs; an error in the block, such as an interrupt, ends the runs.
 
     Args:
-        stop: what the runs were given; it is set then.
+        stop: the runs' event, which an error sets.
     """
     with ThreadPoolExecutor(AT_A_TIME) as executor:
         try:
@@ -254,13 +255,13 @@ def choose_for(
     run_dry: RunDry = run_dry,
     techniques: Sequence[Technique] = TECHNIQUES,
 ) -> ScriptChoice:
-    """Find what makes a program fit a GPU; see `choose`.
+    """Find the techniques that make a program fit a GPU; see `choose`.
 
     Args:
         program: the program and the GPU.
-        on_tried: is called with the name of each technique that has been tried.
+        on_tried: called with the name of each technique that has been tried.
         run_dry: makes a dry run.
-        techniques: those that are tried; the first is the program as it is.
+        techniques: the techniques to try; the first is the unchanged program.
     """
     stop = Event()
     plain, *others = techniques
@@ -297,7 +298,7 @@ def _repeats(row: Technique) -> range:
 def _results(
     run_dry: RunDry, program: DryProgram, row: Technique, stop: Event
 ) -> tuple[DryResult, ...]:
-    """Run a program under a technique; more often where it fits with little to spare."""
+    """Run a program under a technique; several times if it fits with little to spare."""
     first = run_dry(program, row, stop)
     return (first,) if row.is_paging else _repeated(first, run_dry, program, row, stop)
 
@@ -305,7 +306,7 @@ def _results(
 def _repeated(
     first: DryResult, run_dry: RunDry, program: DryProgram, row: Technique, stop: Event
 ) -> tuple[DryResult, ...]:
-    """Return a dry run, with more of them where another order of the pool's chunks may not fit."""
+    """Return a dry run, and more of them if another order of the pool's chunks may not fit."""
     if first.why_not is not None or not first.is_tight:
         return (first,)
     return (first, *(run_dry(program, row, stop) for _ in range(REPEATS - 1)))
@@ -315,7 +316,7 @@ def check_uses_gpu(program: DryProgram, plain: DryResult) -> None:
     """Refuse a program that fails by itself, or does not use the GPU.
 
     Raises:
-        DryRunError: it does.
+        DryRunError: the program is refused.
     """
     name = command_line(*program.argv())
     if plain.failed:
@@ -332,12 +333,11 @@ def check_uses_gpu(program: DryProgram, plain: DryResult) -> None:
 
 
 def ordered(rows: Sequence[TriedTechnique]) -> list[TriedTechnique]:
-    """Order rows: what fits first, the quickest first, and nothing at all before what is no better.
+    """Order rows: those that fit, the quickest first; those that do not, the fewest missing bytes
+    first; and last those that failed otherwise.
 
-    What does not fit follows, the least missing first, and what failed otherwise last.
-
-    The first of ``rows`` is the program as it is. Where it fits, it goes before all rows that are
-    not quicker by more than the width of their range. Rows of equal times keep their order.
+    The first of ``rows`` is the unchanged program. If it fits, it precedes all rows that are not
+    quicker by more than the width of their range. Rows of equal times keep their order.
     """
     fitting = sorted((row for row in rows if row.fits), key=lambda row: row.seconds or 0.0)
     plain = rows[0]

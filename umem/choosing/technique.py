@@ -13,15 +13,16 @@ class Technique:
 
     Attributes:
         name: the name in reports; unique.
-        line: what to type to have it: a command that begins with ``umem run``, without the script,
-            or a line of Python.
+        line: the line that turns it on: a command that begins with ``umem run``, without the
+            script, or a line of Python.
         turn_on: turns it on for the process, before the program begins, until the stack unwinds.
-            It runs in a process of its own, which imports it by module and name: a function at the
-            top of a module, or a `functools.partial` of one. What it raises is shown as the reason
+            Another process imports it by module and name, so it must be a top-level function of a
+            module, or a `functools.partial` of one. An error that it raises is shown as the reason
             why the technique does not apply.
-        is_paging: whether the GPU's driver moves memory. Its time depends on addresses, so it is
-            measured several times.
-        needs_chainer: whether it is for programs with Chainer alone; None: for those without.
+        is_paging: whether the GPU's driver moves memory. The time then depends on addresses, so the
+            technique runs several times.
+        needs_chainer: True: only for programs with Chainer; None: only for programs without it;
+            False: for both.
     """
 
     name: str
@@ -31,5 +32,5 @@ class Technique:
     needs_chainer: bool | None = True
 
     def suits(self, *, has_chainer: bool) -> bool:
-        """Tell whether it is tried for a program, by whether that uses Chainer."""
+        """Tell whether it is tried for a program that uses Chainer, or does not."""
         return not has_chainer if self.needs_chainer is None else has_chainer >= self.needs_chainer

@@ -14,8 +14,8 @@ from umem.errors import StateError
 from umem.memory import enable, preset
 
 CAP = "16MiB"
-"""The cap on workspace: of the caps that ``umem report`` proposes (64, 16, 4 and 1 MiB) the largest
-that no longer shows in the peak of ResNet50 at 224 px."""
+"""The cap on workspace: the largest of the caps that ``umem report`` proposes (64, 16, 4 and 1 MiB)
+that does not add to the peak of ResNet50 at 224 px."""
 
 
 def _chainer() -> Any:
@@ -46,7 +46,7 @@ def workspace(stack: ExitStack, budget: str) -> None:
 
 
 def streaming(stack: ExitStack) -> None:
-    """Keep large arrays on the host, where the GPU reads them, in managed memory."""
+    """Keep large arrays in managed memory on the host, where the GPU reads them."""
     from umem.devices.cuda import LargeArrays  # imports CuPy
 
     mode(stack, "managed")
@@ -147,14 +147,14 @@ TECHNIQUES = [
         partial(together, parts=(eight_bit, half, _least)),
     ),
 ]  # fmt: skip
-"""All techniques, the least to do first: options with equal times keep this order."""
+"""All techniques, the least work for the user first: rows of equal times keep this order."""
 
 
 def within(budget: str) -> list[Technique]:
-    """Return the techniques that keep a program to a budget of VRAM on a GPU that has more.
+    """Return the techniques that keep a program within a budget of VRAM on a larger GPU.
 
-    Recomputation that goes by the card goes by the budget, and managed memory is left out: it takes
-    what VRAM there is.
+    Recomputation that fits the card is made to fit the budget. Managed memory is left out, because
+    it uses all of the VRAM.
 
     Args:
         budget: such as "8GiB".
@@ -175,10 +175,10 @@ def within(budget: str) -> list[Technique]:
 
 
 def register_technique(technique: Technique) -> None:
-    """Have `umem.choose` and ``umem choose`` try one more technique, after all others.
+    """Add a technique for `umem.choose` and ``umem choose``, which try it after all others.
 
     Raises:
-        StateError: a technique of that name is registered; the list is unchanged.
+        StateError: a technique with this name is already registered; the list is unchanged.
     """
     if any(known.name == technique.name for known in TECHNIQUES):
         raise StateError(f"there is a technique {technique.name!r} already: choose another name")

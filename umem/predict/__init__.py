@@ -1,10 +1,9 @@
 """Predictions: replays of a trace on models of GPUs; all of it simulated.
 
-`umem.replay`, ``umem replay``, ``umem demo`` and onnx ask it what a step would cost on a given GPU,
-by which mode of memory.
+`umem.replay`, ``umem replay``, ``umem demo`` and onnx use it to predict the cost of a step on a
+given GPU in each memory mode.
 
-    replaying.py  replays a trace on a virtual GPU: times, peaks and moves, without computing
-                  anything
+    replaying.py  replays a trace on a virtual GPU: times, peaks and moves, without arithmetic
     comparing.py  makes a row of a comparison of modes
 """
 

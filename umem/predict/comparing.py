@@ -15,8 +15,8 @@ from umem.predict.replaying import Replay
 class ModeRow(StepCost):
     """The figures of one memory mode; None for a figure that the device does not measure.
 
-    Bytes that moved, faults and ``seconds`` are those of a step, the mean of all. ``how`` is "run"
-    for a step that was computed, "replay" for a trace on the model of a GPU.
+    Moved bytes, faults and ``seconds`` are means over all steps. ``how`` is "run" for a step that
+    was computed, "replay" for a trace on the model of a GPU.
     """
 
     mode: Mode
@@ -56,9 +56,9 @@ def simulated_row(
     prefetch: bool = False,
     advice: str | None = None,
 ) -> ModeRow:
-    """Return the row of a virtual GPU's figures, moved bytes and time as the mean of its steps.
+    """Return the row of a virtual GPU's figures, with moved bytes and time as means of its steps.
 
-    ``seconds`` is None where the run did not end, and bytes are those up to there.
+    For a run that did not finish, ``seconds`` is None, and the bytes are those moved so far.
     """
     cost = replace(figures, seconds=None)
     if reason is None and (count := len(figures.step_seconds)):

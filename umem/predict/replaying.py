@@ -1,4 +1,4 @@
-"""Replays of a trace on a virtual GPU: times, peaks and moves without computing anything."""
+"""Replays of a trace on a virtual GPU: times, peaks and moves, without arithmetic."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from umem.units import format_bytes, format_seconds, parse_bytes
 class Replay:
     """The result of replaying a trace on a GPU; all of it simulated.
 
-    ``fits`` is False where an allocation failed; ``reason`` is then the error's message, and
-    ``figures`` and ``timeline`` end there. ``seconds_low`` and ``seconds_high`` are ``seconds``
-    with every cost constant at the quick, and at the slow end of its range
-    (`umem._common.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, also where it
-    does not fit; ``because`` names the tensors that hold most of it, None for a peak of nothing.
-    ``caveat`` says that the trace is one of NumPy, and names memory that it leaves out; None
-    without either.
+    ``fits`` is False if an allocation failed; ``reason`` is then the error's message, and
+    ``figures`` and ``timeline`` end at the failure. ``seconds_low`` and ``seconds_high`` are
+    ``seconds`` with every cost constant at the fast and at the slow end of its range
+    (`umem._common.specs.RANGES`). ``needed_bytes`` is the peak of the whole trace, even if it does
+    not fit; ``because`` names the tensors that hold most of it, or is None if the peak is 0.
+    ``caveat`` warns if the trace was recorded on NumPy or leaves out memory; otherwise None.
     """
 
     gpu: str
@@ -54,7 +53,7 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """Return the simulated seconds of the whole trace, of all its steps; see `step_seconds`."""
+        """Return the simulated seconds of the whole trace; `step_seconds` has them by step."""
         return self.figures.seconds or 0.0
 
     @property
@@ -74,12 +73,12 @@ class Replay:
 
     @property
     def migrated_bytes(self) -> int:
-        """Return the bytes of the blocks that moved, both ways."""
+        """Return the bytes of the blocks that moved, in both directions."""
         return self.figures.migrated_bytes or 0
 
     @property
     def factor(self) -> float:
-        """Return the oversubscription factor: needed bytes over VRAM."""
+        """Return the oversubscription factor: needed bytes divided by VRAM."""
         return self.needed_bytes / self.vram_bytes
 
 
@@ -97,25 +96,25 @@ def replay(
     """Replay a trace on the model of a GPU.
 
     Args:
-        trace: one step or more.
-        gpu: a name of the table, such as ``"v100-16gb"``.
-        mode: the memory mode that allocations come from.
+        trace: a trace of one step or more.
+        gpu: a GPU's name in the table, such as ``"v100-16gb"``.
+        mode: the memory mode of all allocations.
         vram: usable VRAM instead of the table's figure, as an int or text.
-        prefetch: make memory resident as it is allocated.
+        prefetch: move memory to the GPU when it is allocated.
         limit: as in `umem.managed`.
         spill: as in `umem.hybrid`.
-        advice: advice for tensors as they are allocated, by a pattern of their labels:
+        advice: advice for tensors when they are allocated, by a pattern of their labels:
             ``{"SparseMatMul.matrix*": "read_mostly"}``.
 
-    A trace that does not fit raises nothing: `Replay.fits` is False. The trace is replayed once, as
-    it was recorded: a loop of one step has gaps in its pool, and may need a little more. A trace of
-    NumPy is replayed with NumPy's bytes: CuPy's indexes, workspace and casts may differ.
+    A trace that does not fit raises no error: `Replay.fits` is False. The trace is replayed once,
+    as it was recorded. A loop of the step has gaps in its pool, and may need a little more. A trace
+    from NumPy is replayed with NumPy's bytes; CuPy's indexes, workspace and casts may differ.
 
     Raises:
         UnknownGpuError, SizeError: see `umem.virtual_gpu`.
         StateError: unknown mode or spill. HintError: unknown advice.
-        TraceError: ``trace`` is no trace, has no event, or uses a tensor that is not allocated
-            (only where events were written by hand, not in a recorded or loaded trace).
+        TraceError: ``trace`` is not a trace, has no event, or uses a tensor that is not allocated
+            (only if its events were written by hand).
     """
     check_trace(trace)
     checked_request(mode, None, prefetch, spill)
@@ -165,7 +164,7 @@ def _of_numpy(trace: Trace) -> str | None:
 
 
 def ranged_clocks(gpu: GpuSpec) -> list[Clock]:
-    """Return three clocks of a GPU: its costs, each at the quick, and each at the slow end."""
+    """Return a GPU's clock at its own costs, at the fastest and at the slowest ones."""
     return [Clock(gpu, costs) for costs in (COSTS, *extremes(COSTS))]
 
 
@@ -181,13 +180,13 @@ def replay_on(
 
     Args:
         device: the model; its figures and clocks are the result.
-        policy: how allocations are made.
-        rounds: the events, in as many parts as the caller wants to look between.
-        after_round: called after each.
-        timeline: keep a sample after each event; leaving that out is quicker.
+        policy: the allocation policy.
+        rounds: the events, in parts.
+        after_round: called after each part.
+        timeline: keep a sample after each event; False is quicker.
 
     Returns:
-        the reason where the GPU lacks the mode or memory runs out, and else None.
+        The reason if the GPU lacks the mode or memory runs out; otherwise None.
     """
     reason = device.why_not(policy.mode)
     if reason is not None:
@@ -210,7 +209,7 @@ def replay_on(
 
 
 def _advised(events: Iterable[Event], advice: Mapping[str, str]) -> Iterator[Event]:
-    """Yield the events, and after an allocation the hints that advice has for its label."""
+    """Yield the events, and after each allocation the hints for its label."""
     for event in events:
         yield event
         if isinstance(event, Alloc):

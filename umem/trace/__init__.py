@@ -1,20 +1,19 @@
-"""Traces of steps: what each allocated, freed, read and wrote.
+"""Traces of steps: the memory that each allocated, freed, read and wrote.
 
-A trace is a list of events, and says nothing of contents, so that it can be replayed on any device.
-Everything else that umem says is a function of a trace: predict replays it, planner and onnx plan
-by it, reports shows it, and devices and chainer write it.
+A trace is a list of events without contents, so it can be replayed on any device. Predict replays
+traces, planner and onnx plan from them, reports shows them, and devices and chainer record them.
 
     events.py      defines the events: allocations, releases, operations, hints and marks
     trace.py       is `Trace`, and checks the events of one
     walk.py        walks over the events: what is alive, and how many bytes are in use
     file.py        writes and reads the file format, and documents it
-    frameworks.py  has the table of frameworks whose programs umem follows
+    frameworks.py  has the table of supported frameworks
     recording/     follows a running step and makes a trace of it
     analysis/      computes the figures of a trace: peak, tensors, leaks, differences
 
-- A framework is a folder of umem and one record, which registers itself when the folder is
-  imported: its name, the source that reports its operations, the arrays in its objects, its notes.
-- General code knows no framework; it asks the table.
+- A framework is a folder of umem, which registers one record when it is imported: its name, the
+  source that reports its operations, a function that finds the arrays in its objects, its notes.
+- General code knows no framework; it uses the table.
 - Loading a trace parses JSON and executes nothing.
 """
 

@@ -1,6 +1,6 @@
 """The events of a step: allocations, releases, operations, hints, marks.
 
-Everything in umem that follows a run, or replays one, is fed with these.
+All code in umem that follows or replays a run takes these events.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PHASES = ("forward", "backward", "update", "array")
 PATTERNS = ("stream", "random", "strided")
 KINDS = ("parameter", "input", "activation", "stash", "gradient", "state", "array")
 LARGEST_BYTES = 1 << 46
-"""The largest figure of bytes in a trace: 64 TiB, more than a machine has."""
+"""The largest number of bytes in a trace: 64 TiB, more than any machine has."""
 LARGEST_TOTAL_BYTES = 1 << 54
 """The largest sum of all allocations of a trace, workspace included: 16 PiB."""
 LONGEST_TEXT = 10_000
 """The most characters of a name."""
 MOST_PIECES = 8
-"""A workspace that would consist of more arrays is taken to be one. A choice that no measurement
+"""A workspace that would consist of more arrays counts as one. A choice that no measurement
 supports."""
 GET = "get"
 """The name of a copy to pageable host memory, for which the host waits."""
@@ -42,9 +42,9 @@ class Access(NamedTuple):
 class Alloc(NamedTuple):
     """A tensor is allocated.
 
-    ``uploaded`` says that its contents come from the host rather than from an operation. ``stack``
-    is where in the user's code, the innermost place first, each ``file:line function``; empty where
-    stacks were not recorded.
+    ``uploaded``: its contents come from the host, not from an operation. ``stack`` has the places
+    in the user's code, innermost first, each as ``file:line function``; empty if stacks were not
+    recorded.
     """
 
     tensor: int
@@ -68,10 +68,10 @@ OUTSIDE, LEAF = -1, -2
 class TapeEntry(NamedTuple):
     """A call of forward that is on the tape for backward, in a step of an exported model.
 
-    ``number`` tells it from others. ``sources`` has for each input the number of the call that made
-    it, or `OUTSIDE` or `LEAF`. Until the call's backward the tape keeps the inputs at the places
-    ``retained``, and the outputs where ``retains_outputs`` says so. ``gradient_bytes`` is what the
-    gradients of its outputs take; zero where they are a view of the inputs'.
+    ``number`` identifies it. ``sources`` has for each input the number of the call that made it,
+    or `OUTSIDE` or `LEAF`. Until the call's backward the tape keeps the inputs at the places
+    ``retained``, and the outputs if ``retains_outputs``. ``gradient_bytes`` are the bytes of its
+    outputs' gradients; zero if they are views of the inputs' gradients.
     """
 
     number: int
@@ -84,10 +84,10 @@ class TapeEntry(NamedTuple):
 class Kernels(NamedTuple):
     """The kernels that an operation launches on a GPU.
 
-    ``launch_count`` is how many. ``copied_bytes`` is what all but the main one move through device
-    memory, before and after it, such as the columns of a convolution (im2col); the operation's
-    traffic is that of the main one. ``piece_bytes`` is the largest array that it needs only while
-    it runs: its workspace is allocated in pieces of at most so many bytes; 0: in one piece.
+    ``launch_count`` is their number. ``copied_bytes`` are moved through device memory by all but
+    the main one, such as the columns of a convolution (im2col); the operation's own traffic is the
+    main kernel's. ``piece_bytes`` is the largest array of its workspace, which is allocated in
+    pieces of at most so many bytes; 0: in one piece.
     """
 
     launch_count: int = 1
@@ -109,12 +109,12 @@ ONE_KERNEL = Kernels()
 class Op(NamedTuple):
     """An operation ran.
 
-    ``flops`` is an estimate. ``traffic_bytes`` is what it moves through device memory, which for
-    gathers is more than what it touches. ``pattern`` is how it walks: ``stream``, ``random`` or
-    ``strided``. ``host_seconds`` is what the host measured, None where memory rather than time was
-    measured; ``workspace_bytes`` the reverse. ``entry`` is what the tape has of it, None where it
-    is on none, as in all that was recorded or loaded. ``kernels`` are what a GPU runs, None where
-    nothing is known: then one. ``arithmetic`` is the kind of its flops, one of
+    ``flops`` is an estimate. ``traffic_bytes`` are the bytes moved through device memory, for
+    gathers more than the bytes touched. ``pattern`` is the order of accesses: ``stream``,
+    ``random`` or ``strided``. ``host_seconds`` is time on the host, None if memory was measured
+    instead; ``workspace_bytes`` is None if time was. ``entry`` is its entry on the tape; None
+    without a tape, as in recorded and loaded traces. ``kernels`` are a GPU's kernels; None, if
+    they are unknown, counts as one. ``arithmetic`` is the kind of its flops, one of
     `umem._common.arithmetic.ARITHMETIC`.
     """
 
@@ -136,9 +136,9 @@ class Hint(NamedTuple):
     """A prefetch, discard or advice was given, or a copy to or from pinned memory started.
 
     ``action`` is ``prefetch``, ``discard``, ``send``, ``fetch`` or an advice; ``place`` a GPU's
-    ordinal or ``"cpu"``; ``overlap`` says that a prefetch runs beside the operations, on a stream
-    of its own, as a copy always does. What is sent stays until it is freed, which waits for the
-    copy; what is fetched was allocated before, and who uses it waits for the copy.
+    ordinal or ``"cpu"``; ``overlap``: a prefetch runs beside the operations, on a stream of its
+    own, as a copy always does. A sent tensor stays until it is freed, and the free waits for the
+    copy. A fetched tensor was allocated before, and its users wait for the copy.
     """
 
     action: str
@@ -151,9 +151,9 @@ class Hint(NamedTuple):
 class Mark(NamedTuple):
     """A named place in the trace.
 
-    ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, is
-    where the clock of a replay starts: what was uploaded before is there already. ``"backward"`` is
-    the end of the backward of the call with the number ``entry``, in a step of an exported model.
+    ``"step"`` is the end of an optimizer's update. ``"start"``, before the first operation, starts
+    the clock of a replay: tensors uploaded before are already there. ``"backward"`` is the end of
+    the backward of the call with the number ``entry``, in a step of an exported model.
     """
 
     label: str
@@ -168,12 +168,12 @@ TYPES = {code: kind for kind, code in CODES.items()}
 def decode(code: str, *fields: Any) -> Event:
     """Make an event from its kind and plain fields, as files store it.
 
-    What a tape has of it, which an older umem has written, is left out: nothing asks a file for it.
+    A tape entry, which older versions of umem wrote, is ignored.
     """
     event: Event = TYPES[code](*fields)
     if isinstance(event, Op):
         reads, writes = accesses(event.reads), accesses(event.writes)
-        # An older umem has written a fourth number.
+        # Older versions of umem wrote a fourth number.
         kernels = None if event.kernels is None else Kernels(*event.kernels[:3])
         return event._replace(reads=reads, writes=writes, entry=None, kernels=kernels)
     if isinstance(event, Hint):
@@ -185,15 +185,15 @@ def decode(code: str, *fields: Any) -> Event:
 
 
 def accesses(items: Iterable[Any]) -> tuple[Access, ...]:
-    """Make accesses of plain values."""
+    """Make accesses from plain values."""
     return tuple(Access(*item) for item in items)
 
 
 class Checker:
     """Checks a sequence of events; raises TraceError at the first inconsistent one.
 
-    Code that follows a trace relies on these checks: figures of bytes are no larger than any
-    machine's, alone and added up.
+    Code that follows a trace relies on these checks: no number of bytes, and no sum of them, is
+    larger than any machine's memory.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class Checker:
         self._total_bytes += nbytes
         if nbytes > LARGEST_BYTES or self._total_bytes > LARGEST_TOTAL_BYTES:
             most = LARGEST_BYTES if nbytes > LARGEST_BYTES else LARGEST_TOTAL_BYTES
-            what = name if nbytes > LARGEST_BYTES else "what is allocated up to here"
+            what = name if nbytes > LARGEST_BYTES else "the sum of all allocations up to here"
             value = nbytes if nbytes > LARGEST_BYTES else self._total_bytes
             raise TraceError(f"{what} is {value} bytes; no trace has more than {most}")
 
@@ -291,7 +291,7 @@ def check_figures(events: Iterable[Event]) -> None:
     """Check the byte figures of an unchecked trace as `Checker` does.
 
     Raises:
-        TraceError: they are more than any machine has.
+        TraceError: a figure is larger than any machine's memory.
     """
     checker = Checker()
     for event in events:

@@ -7,16 +7,16 @@ event, its kind first and its fields in the order of the classes of `umem.trace.
 ``["op", name, phase, reads, writes, flops, traffic_bytes, pattern, host_seconds,
 workspace_bytes, entry, kernels, arithmetic]``,
 ``["hint", action, accesses, place, unset, overlap]``, ``["mark", label, entry]``. ``entry`` is
-null; an older umem may have written another one, which is left out. Fields at the end may be
-missing, as ``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The
-last line is ``["end", event_count]``, so that a truncated file is told from a short one. Loading
-parses JSON and executes nothing. No line is longer than `LINE_BYTES`.
+null; other values, from older versions of umem, are ignored. Fields at the end may be missing, as
+``entry`` is in version 2. An access is ``[tensor, start, stop]`` in bytes. The last line is
+``["end", event_count]``, which tells a short file from a truncated one. Loading parses JSON and
+executes nothing. No line is longer than `LINE_BYTES`.
 
-A file that an older umem has written may hold a step at several sizes. They are in its first line,
-``"sizes": [4, 8]``, ascending; the events of one size after another follow, each closed by its own
-``["end", event_count]``. Along axes with names, which version 4 adds, a size is a list with one
-number an axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]``. The last one, the
-largest, is what is read.
+A file from an older version may hold a step at several sizes. They are in its first line,
+``"sizes": [4, 8]``, ascending; the events of each size follow in turn, each closed by its own
+``["end", event_count]``. With named axes, which version 4 adds, a size is a list with one number an
+axis: ``"axes": ["batch", "length"], "sizes": [[4, 16], [4, 32], ...]``. Only the last and largest
+size is read.
 Version 5 adds the hints ``"send"`` and ``"fetch"``, version 6 an operation's ``kernels``,
 ``[launch_count, copied_bytes, piece_bytes]``, version 7 the kind of its arithmetic, such as
 ``"float16 product"``; without it, it is ``"float32"``.
@@ -45,7 +45,7 @@ LINE_BYTES = 1 << 20
 MAX_EVENTS = 1_500_000
 """By default at most this many events are read; `umem run --record` keeps a million."""
 MAX_BYTES = 256 << 20
-"""By default at most this much text is read; an event takes about 100 bytes."""
+"""By default at most this many bytes of text are read; an event takes about 100."""
 ACCESSES = 4
 """At most this many accesses an event, on average over the most events read."""
 _MORE_EVENTS = "max_events=, or --max-events, reads more"
@@ -133,7 +133,7 @@ class _Lines:
         """Return the next line; empty at the end.
 
         Raises:
-            TraceError: it is too long, or all are.
+            TraceError: the line is too long, or all lines together are.
         """
         line = self._file.readline(LINE_BYTES + 1)
         self.number += 1
@@ -152,7 +152,7 @@ def _header(name: str, line: bytes) -> tuple[Header, int]:
     """Parse and check the first line; return it with the number of sections.
 
     Raises:
-        TraceError: it is no header, or of a newer version.
+        TraceError: the line is not a header, or is of a newer version.
     """
     try:
         if not line:
@@ -176,7 +176,7 @@ def _header(name: str, line: bytes) -> tuple[Header, int]:
             raise ValueError("meta holds something other than text")
         sizes = header.get("sizes", [])
         if not isinstance(sizes, list):
-            raise ValueError(f"sizes are a list; got {quoted(sizes)}")
+            raise ValueError(f"sizes must be a list; got {quoted(sizes)}")
     except TraceError:
         raise
     except (ValueError, RecursionError) as error:
@@ -192,7 +192,7 @@ def _json(line: bytes) -> Any:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number)
@@ -204,7 +204,7 @@ def _last_section(name: str, lines: _Lines, count: int, max_events: int) -> list
     for _ in range(count):
         events = _events(name, lines, max_events)
     if lines.next():
-        raise TraceError(f"{name} goes on after its end")
+        raise TraceError(f"{name} continues after its end")
     return events
 
 
@@ -241,7 +241,7 @@ _STACK_AT = 5
 def _decode(line: bytes, texts: dict[Any, Any]) -> Event | int:
     """Decode a line: an event, or the count that ends a section.
 
-    ``texts`` has each name and stack once: most events share theirs with others.
+    ``texts`` stores each name and stack once, because most events share theirs.
     """
     value = _json(line)
     if not isinstance(value, list) or not value or not isinstance(value[0], str):

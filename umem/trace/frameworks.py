@@ -1,6 +1,6 @@
-"""Frameworks whose programs umem follows: a row for each of umem's folders, a record once it is in.
+"""Supported frameworks: a row for each of umem's folders, and a record once it is imported.
 
-General code asks here; a framework's internals are known to its folder only.
+General code uses this table; only its own folder knows a framework's internals.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Folder(NamedTuple):
     """A framework that a folder of umem supports.
 
     Args:
-        name: as people know it.
-        package: its top package.
-        module: the folder, which registers the framework when it is imported.
-        pool_name: a name in it that is bound to CuPy's default pool, once, at its import.
+        name: the framework's name in messages.
+        package: its top-level package.
+        module: the folder's module, which registers the framework when it is imported.
+        pool_name: a name in the package that is bound to CuPy's default pool at its import.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Folder(NamedTuple):
 
 
 DATA_CACHE = "data cache"
-"""Key of a trace's notes under which caches of data report."""
+"""Key of a trace's notes for the report of data caches."""
 FOLDERS = [Folder("Chainer", "chainer", "umem.chainer", "chainer.backends.cuda.memory_pool")]
 
 
@@ -39,12 +39,12 @@ class Framework:
     """The interface of a framework to the rest of umem.
 
     Args:
-        name: as people know it.
+        name: the framework's name in messages.
         source: reports its operations to recorders.
-        parts: the arrays, or other containers of them, in one of its objects; None where the
-            object is none of its own. Raises HintError where it cannot have any yet.
-        told: sentences on what else the run has done so far, by what they are about, such as
-            `DATA_CACHE`: for traces and `umem.status`.
+        parts: returns the arrays, or containers of them, in one of its objects; None for an object
+            of another library. Raises HintError if the object cannot have arrays yet.
+        told: returns sentences on the run so far, by subject, such as `DATA_CACHE`, for traces and
+            `umem.status`.
     """
 
     name: str
@@ -75,14 +75,14 @@ def names() -> str:
 
 
 def framework_notes() -> dict[str, str]:
-    """Return what frameworks report about the run beside its steps; may be empty."""
+    """Return the frameworks' sentences on the run so far, by subject; may be empty."""
     return {name: text for framework in _registered for name, text in framework.notes().items()}
 
 
 def parts_of(x: Any) -> Iterable[Any] | None:
     """Return the arrays or containers in a framework's object; None if no framework knows it.
 
-    The folder of an object's framework is imported here, where a program has not done it.
+    Imports the folder of the object's framework if the program has not imported it.
     """
     packages = {kind.__module__.partition(".")[0] for kind in type(x).__mro__}
     for folder in FOLDERS:

@@ -1,6 +1,6 @@
-"""Traces: what a step allocated, freed, read and wrote, in order.
+"""Traces: the memory that a step allocated, freed, read and wrote, in order.
 
-A trace is a list of events. It says nothing of contents, so it can be replayed on any device.
+A trace is a list of events without contents, so it can be replayed on any device.
 `umem.trace.file` documents the file format.
 """
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """The events of a run, and the backend they came from (``numpy``, ``cupy`` or ``model``)."""
+    """The events of a run, and its backend (``numpy``, ``cupy``, ``software`` or ``model``)."""
 
     events: list[Event]
     backend: str = "numpy"
@@ -59,9 +59,7 @@ class Trace:
 
     @property
     def unmeasured_count(self) -> int:
-        """Return the number of operations without known workspace, for which the peak is too
-        low.
-        """
+        """Return the number of operations whose workspace is unknown; the peak may be too low."""
         return sum(op.workspace_bytes is None for op in self.ops)
 
     @property
@@ -74,11 +72,11 @@ class Trace:
         return lifetimes(self.events)
 
     def with_workspace(self, calibration: Trace) -> Trace:
-        """Return this trace with the workspace that a calibration run of the same code measured.
+        """Return this trace with the workspace measured in a calibration run of the same code.
 
         Raises:
-            TraceError: the two passes did not run the same operations, or the calibration pass
-                measured times.
+            TraceError: the two runs have different operations, or the calibration run measured
+                times.
         """
         measured = [(op.name, op.phase, op.workspace_bytes) for op in calibration.ops]
         own = [(op.name, op.phase) for op in self.ops]
@@ -101,14 +99,14 @@ class Trace:
         return self.with_events(map(filled, self.events))
 
     def with_events(self, events: Iterable[Event]) -> Trace:
-        """Return a trace with other events and this one's origin."""
+        """Return a trace with other events, and this one's backend and notes."""
         return Trace(list(events), self.backend, self.meta)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the trace; refuses to overwrite a file without ``force``.
+        """Write the trace; ``force`` overwrites an existing file.
 
         Raises:
-            TraceError: the file exists, or cannot be written; nothing is left half-written.
+            TraceError: the file exists, or cannot be written; no partial file is left.
         """
         from umem.trace.file import Header, write
 
@@ -118,20 +116,20 @@ class Trace:
     def load(
         cls, path: str | Path, *, max_events: int | None = None, max_bytes: int | None = None
     ) -> Trace:
-        """Read a trace and check that it holds together; executes nothing.
+        """Read a trace and check its consistency; executes nothing.
 
-        Of a file of several sizes, which an older umem has written, the largest is read.
+        From a file of several sizes, written by an older version of umem, the largest is read.
 
         Args:
             path: a regular file.
-            max_events: how many events are read at most; `umem.trace.file` has the defaults.
-            max_bytes: how much text is read at most, once it is decompressed. A small file can
-                hold more than fits any memory.
+            max_events: the most events to read; `umem.trace.file` has the defaults.
+            max_bytes: the most bytes of decompressed text to read: a small file can hold more text
+                than fits in memory.
 
         Raises:
-            TraceError: no such file, not a trace, truncated, longer than allowed, from a newer
-                umem, or inconsistent (a tensor used before it is allocated, freed twice, bytes
-                that no machine has, ...). Names the line.
+            TraceError: the file does not exist, is not a trace, is truncated, longer than allowed,
+                from a newer version of umem, or inconsistent (a tensor used before it is
+                allocated, freed twice, larger than any machine's memory, ...). Names the line.
         """
         from umem.trace.file import read
 
@@ -143,14 +141,14 @@ def check_trace(trace: object) -> None:
     """Raise TraceError unless a value is a trace.
 
     Raises:
-        TraceError: it is something else, such as the path of one.
+        TraceError: the value is something else, such as a path.
     """
     if isinstance(trace, (str, PathLike)):
         raise TraceError(
-            f"a trace is needed, and this is a path: umem.Trace.load({quoted(str(trace))}) reads it"
+            f"a trace is needed, not a path: umem.Trace.load({quoted(str(trace))}) reads it"
         )
     if not isinstance(trace, Trace):
         raise TraceError(
-            "a trace is needed, such as the .trace of umem.record() or what umem.Trace.load "
-            f"reads; got {type(trace).__name__}"
+            "a trace is needed, such as umem.record()'s .trace or the result of umem.Trace.load; "
+            f"got {type(trace).__name__}"
         )

@@ -1,6 +1,6 @@
-"""The walk over the events of a trace: what is alive, and how many bytes are in use.
+"""A walk over the events of a trace: the live tensors, and the bytes in use.
 
-Shared by all code that follows tensors from birth to death, or renumbers them.
+All code that follows tensors from birth to death, or renumbers them, uses it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Alive:
         """Apply the next event; returns the allocation that it starts or ends, if any.
 
         Raises:
-            KeyError: it frees what is not alive.
+            KeyError: the event frees a tensor that is not alive.
         """
         if isinstance(event, Alloc):
             self.tensors[event.tensor] = event
@@ -94,7 +94,7 @@ def renumbered(event: Event, numbers: Mapping[int, int]) -> Event:
     """Return the event with its tensors renumbered.
 
     Raises:
-        KeyError: a tensor has no other number.
+        KeyError: ``numbers`` lacks a tensor.
     """
     if type(event) is Alloc:
         return Alloc(numbers[event.tensor], *event[1:])

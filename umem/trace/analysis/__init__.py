@@ -1,12 +1,12 @@
-"""The figures of a trace: its peak, what is alive then, its operations, what outlives its step.
+"""The figures of a trace: its peak, the tensors alive then, its operations, its leaks.
 
-Reports, predict, planner and chainer take their figures from here. All of it is pure functions of a
-trace, and nothing runs.
+Reports, predict, planner and chainer take their figures from here. All functions are pure, and none
+runs a step.
 
     analysis.py     computes the peak, the totals of operations, and the figures behind every report
-    tensors.py      lists every tensor: its use, its lifetime, and who made and used it
+    tensors.py      lists every tensor: its kind, its lifetime, and its first and last operations
     leaks.py        finds tensors that outlive their step
-    explain.py      words why the peak is what it is, and what is missing from it
+    explain.py      explains the peak in a sentence, and names the memory missing from it
     capping.py      finds the workspace in the peak that a cap on workspace would lower
     live_bands.py   makes bands and curves of memory over a trace
     differences.py  compares two analyses

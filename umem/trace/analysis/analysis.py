@@ -1,7 +1,7 @@
 """Memory and time of a trace: the figures behind every report.
 
-Pure functions of a trace; nothing runs. Sizes are bytes of arrays as the program asked for them:
-a pool rounds them up, and its own cache comes on top.
+Pure functions of a trace; nothing runs. Sizes are the bytes that the program requested: a pool
+rounds them up, and caches freed memory in addition.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ class KindBytes:
 class Peak:
     """The first moment of the highest memory use, workspace included.
 
-    ``event`` is its place in the trace, ``op`` the operation that runs or is about to run then
-    (None: none is left), ``step`` the updates that ended before. ``seconds`` of host time had
-    passed, None where times were not recorded. ``tensors`` are those alive, the largest first.
-    ``idle`` are those that no later operation uses, parameters and state left out: what could be
-    freed without recomputing anything. Arrays of CuPy on a GPU whose uses no hook tells of are left
-    out too.
+    ``event`` is its index in the trace, ``op`` the operation that runs or is about to run then
+    (None: none is left), ``step`` the number of updates that ended before. ``seconds`` is the host
+    time until then, None if times were not recorded. ``tensors`` are the live ones, largest first.
+    ``idle`` are live tensors that no later operation uses, so they could be freed without
+    recomputation; parameters and state are left out, and CuPy arrays whose uses no hook reports.
     """
 
     total_bytes: int
@@ -76,8 +75,8 @@ class Peak:
 class OpTotal:
     """Totals over all operations of one name and phase.
 
-    ``allocated_bytes`` are of the tensors that they wrote first, ``workspace_bytes`` the most that
-    one needed; None where it was not measured, as ``seconds``.
+    ``allocated_bytes`` counts the tensors that they wrote first, ``workspace_bytes`` is the most
+    that one needed. The latter and ``seconds`` are None if they were not measured.
     """
 
     name: str
@@ -118,13 +117,13 @@ class Analysis:
 
     @cached_property
     def caveat(self) -> str | None:
-        """Return sentences on what the peak leaves out; None if it is complete."""
+        """Return sentences on memory that the peak leaves out; None if it is complete."""
         return missing(self.trace)
 
     @cached_property
     def cap_advice(self) -> str | None:
-        """Return a sentence on how far `umem.chainer.workspace` would lower the peak; None if
-        hardly.
+        """Return a sentence on workspace that `umem.chainer.workspace` caps; None if there is
+        little.
         """
         return cap_advice(self.trace)
 
@@ -140,7 +139,7 @@ class Analysis:
 
     @cached_property
     def leaks(self) -> list[Leak]:
-        """Return tensors that outlive their step; see `umem.trace.analysis.leaks`."""
+        """Return the tensors that outlive their step; see `umem.trace.analysis.leaks`."""
         return find_leaks(self.reading)
 
     @cached_property
@@ -152,7 +151,7 @@ class Analysis:
 
     @cached_property
     def no_leaks(self) -> str:
-        """Return a sentence for a trace without leaks, which says how sure that is."""
+        """Return a sentence for a trace without leaks, on how certain that is."""
         if self.step_count < 2:
             return "Two recorded steps are needed to find them."
         if not can_tell(self.reading):
@@ -174,7 +173,7 @@ def analyse(trace: Trace) -> Analysis:
     Costs about as much as reading the trace from its file.
 
     Raises:
-        TraceError: it is no trace, or does not hold together.
+        TraceError: the argument is not a trace, or its events are inconsistent.
     """
     check_trace(trace)
     reading = read_tensors(trace)
@@ -192,7 +191,7 @@ def analyse(trace: Trace) -> Analysis:
 
 
 def _peak(reading: Reading) -> Peak:
-    """Compute the peak and what is alive there."""
+    """Compute the peak and the tensors alive there."""
     if not len(reading.total):
         return Peak(0, 0, None, 0, None, 0, (), (), ())
     event = int(reading.total.argmax())

@@ -1,8 +1,8 @@
 """Workspace in a step's peak that `umem.chainer.workspace` caps.
 
 On NumPy, and on CuPy without cuDNN, Chainer's convolutions make the columns of a whole batch at
-once; under a cap they go part by part, and on NumPy batch normalisation and updates as well. What a
-cap leaves is for a run under it to say: `umem.choose` has one among its techniques.
+once; under a cap they work in parts, and on NumPy so do batch normalisation and updates. To measure
+a capped peak, run the step under the cap, as `umem.choose` does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CAPPED = CONVOLUTIONS | POOLINGS | NORMALIZATIONS
 """Chainer's functions that a cap affects; normalisations on NumPy only."""
 WHOSE = ((CONVOLUTIONS, "convolutions"), (POOLINGS, "poolings"), (NORMALIZATIONS, "normalisations"))
 WORTHWHILE = 0.05
-"""A cap is mentioned only if at least this share of the peak is workspace. A choice of the
-report's, which no measurement supports."""
+"""A cap is mentioned only if at least this share of the peak is workspace. A choice: no measurement
+supports it."""
 
 
 def cap_advice(trace: Trace) -> str | None:
     """Return a sentence such as ``60% of the peak is workspace of convolutions: ...``.
 
-    None where a cap does not concern what runs at the peak. Cost: a pass over the events.
+    None if a cap does not affect the operation at the peak. Cost: a pass over the events.
     """
     events = trace.events
     used = list(used_bytes(events))
@@ -50,8 +50,10 @@ def advice(name: str, workspace_bytes: int, peak_bytes: int, columns_bytes: int 
     None for 1 MiB and less, and for less than `WORTHWHILE` of the peak.
 
     Args:
-        name: of the function, or of the update's rule.
-        columns_bytes: of a convolution, what im2col makes; 0 where that is not known.
+        name: the function, or the update's rule.
+        workspace_bytes: the workspace at the peak.
+        peak_bytes: the peak.
+        columns_bytes: the bytes of a convolution's columns (im2col); 0 if unknown.
     """
     if workspace_bytes <= max(MIB, WORTHWHILE * peak_bytes):
         return None

@@ -1,4 +1,4 @@
-"""Two analyses side by side: what differs, and by how much."""
+"""The differences between two analyses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umem.trace.analysis.analysis import Analysis, OpTotal, Vram
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of two traces; None where a trace does not have it."""
+    """A figure of two traces; None if a trace does not have it."""
 
     name: str
     before: float | None
@@ -20,7 +20,7 @@ class Difference:
 
     @property
     def change(self) -> float | None:
-        """Return the second figure less the first; None if one is missing."""
+        """Return the second figure minus the first; None if one is missing."""
         return None if self.before is None or self.after is None else self.after - self.before
 
     def to_json(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Difference:
 class OpDifference:
     """The operations of one name and phase in two traces, per step.
 
-    An operation that one trace does not have counts 0 there.
+    An operation that is missing in one trace counts 0 there.
     """
 
     name: str
@@ -46,10 +46,10 @@ class OpDifference:
 class Comparison:
     """The differences between two traces.
 
-    ``totals`` are of a step where both traces have one, of the whole trace otherwise (``per_step``
-    says which). ``kinds`` are bytes at each trace's own peak. ``common_share`` is how much of the
-    operations is in both, by name and phase: 1.0 where they are the same. ``caveats`` say what each
-    one's peak leaves out; None where it is all there.
+    ``totals`` are per step if both traces have steps (``per_step``), otherwise of the whole traces.
+    ``kinds`` are bytes at each trace's own peak. ``common_share`` is the share of operations in
+    both, by name and phase: 1.0 if all are. ``caveats`` name the memory that each peak leaves out;
+    None for a complete peak.
     """
 
     per_step: bool
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def compare(before: Analysis, after: Analysis) -> Comparison:
-    """Compare two traces; operations that changed most come first."""
+    """Compare two traces; the operations that changed most come first."""
     per_step = bool(before.step_count and after.step_count)
     steps = (before.step_count, after.step_count) if per_step else (1, 1)
     ops = _ops(before, after, steps)

@@ -1,8 +1,7 @@
-"""Why a step's peak is what it is, in a sentence, and what is missing from it, in another.
+"""Explain a step's peak in one sentence, and name the memory missing from it in another.
 
-What is alive at the peak is put together by whose it is: a parameter, its gradient and its
-optimizer state belong to the function that uses the parameter, everything else to the operation
-that made it.
+The bytes alive at the peak are summed by owner: a parameter, its gradient and its optimizer state
+belong to the function that uses the parameter, every other tensor to the operation that made it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _PLURALS = {
 }
 _SINGULAR = ("input", "state", "workspace")
 ENOUGH = 0.5
-"""An owner with at least this share of the peak explains it alone. A choice of the report's."""
+"""An owner with at least this share of the peak explains it alone. A choice."""
 MINOR = 0.1
-"""Parts below this share of an owner's bytes are not named. A choice of the report's."""
+"""Parts below this share of an owner's bytes are not named. A choice."""
 
 
 class Share(NamedTuple):
@@ -48,8 +47,8 @@ class Share(NamedTuple):
 def why_peak(trace: Trace) -> str | None:
     """Return a sentence such as ``'EmbedID' gradients and Adam state are 61% of the peak``.
 
-    Names the owner of the most bytes, and the next one where the first holds less than half. None
-    for a trace in which nothing is ever alive.
+    Names the owner of the most bytes, and the next one if the first holds less than half. None for
+    a trace without allocations.
     """
     held = peak_shares(trace)
     peak = sum(share.total_bytes for share in held)
@@ -64,7 +63,7 @@ def why_peak(trace: Trace) -> str | None:
 
 
 def missing(trace: Trace) -> str | None:
-    """Return sentences on what a trace's peak leaves out; None if it is complete."""
+    """Return sentences on memory that a trace's peak leaves out; None if it is complete."""
     return _together(missing_workspace(trace), unseen(trace), _missing_beginning(trace))
 
 
@@ -89,7 +88,7 @@ def _together(*sentences: str | None) -> str | None:
 
 
 def _missing_beginning(trace: Trace) -> str | None:
-    """Return a sentence if a single step was recorded without the gradients of the one before."""
+    """Return a sentence if a single step was recorded without the previous step's gradients."""
     if trace.step_count != 1 or Mark("start") in trace.events:
         return None
     if not any(isinstance(event, Alloc) and event.kind == "gradient" for event in trace.events):

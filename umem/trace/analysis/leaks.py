@@ -1,19 +1,19 @@
-"""Tensors that outlive their step: what leaks usually look like.
+"""Tensors that outlive their step, which is how leaks usually look.
 
-The loss of a step, and whatever its graph holds, may well live through the next step: in
-``loss = step()`` the variable is assigned anew only when the next step has returned. So a tensor
-outlives its step where it is still alive when the step *after* the next one begins. Where the
-trace ends with the next step, nobody can know what would have been freed a moment later; then a
-tensor counts only if alike ones of an earlier step are alive beside it: something collects them.
+The loss of a step, and its whole graph, may live through the next step: ``loss = step()`` replaces
+the old loss only when the next step has returned. So a tensor outlives its step if it is still
+alive when the step *after* the next one begins. If the trace ends with the next step, tensors may
+still be about to be freed; then a tensor counts only if similar tensors of an earlier step are
+alive too, because something collects them.
 
-Not counted: parameters, their gradients, and state (an optimizer's update touches them, or their
-kind says so); tensors from the host; and tensors that later steps use, such as a matrix that is
-computed once, unless alike ones of several steps are alive at a time: a recurrent network whose
-graph is never cut uses all of its past. What was made before the recording counts only beside alike
-ones that were made in it.
+Not counted are parameters, their gradients and state (an optimizer's update touches them, or their
+kind tells); tensors from the host; and tensors that later steps use, such as a matrix that is
+computed once. The last do count if similar ones of several steps are alive at once: a recurrent
+network whose graph is never cut uses all of its past. Tensors made before the recording count only
+beside similar ones made in it.
 
-Which step is the next one: the next that updates some of the same parameters. Where two networks
-train in turns, the loss of one lives through the updates of the other.
+The next step is the next one that updates some of the same parameters: if two networks train in
+turns, the loss of one lives through the updates of the other.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from umem.trace.analysis.tensors import ACTIVATIONS, LASTING, Reading, Tensor
 from umem.trace.events import Op
 
 BEFORE = -1
-"""Step of tensors made before the recording."""
+"""The step number of tensors made before the recording."""
 
 
 @dataclass(frozen=True)
 class Leak:
     """Tensors of one kind and origin that outlived their steps.
 
-    ``steps`` are those that made them, counted from 0; ``earlier_count`` is how many were made
-    before the recording. ``stack`` is where in the user's code, the innermost place first, empty
-    where stacks were not recorded; ``freed_count`` is how many were freed later.
+    ``steps`` are the steps that made them, counted from 0; ``earlier_count`` of them were made
+    before the recording, and ``freed_count`` were freed later. ``stack`` has the lines of the
+    user's code that made them, innermost first; it is empty if stacks were not recorded.
     """
 
     label: str
@@ -90,14 +90,14 @@ def _outliving(reading: Reading, alike: list[Tensor], ends: dict[int, _End]) -> 
 
 
 def _is_late(reading: Reading, tensor: Tensor, ends: dict[int, _End]) -> bool:
-    """Tell whether it is sure to outlive its step, and no later step uses it."""
+    """Tell whether a tensor certainly outlives its step, and no later step uses it."""
     sure = ends[tensor.step].sure
     used = (tensor.last_use or 0) > reading.steps[tensor.step]
     return sure is not None and tensor.alive(sure) and not used
 
 
 def _grown(alike: list[Tensor], ends: dict[int, _End]) -> set[int]:
-    """Return the births of tensors that are alive beside their like of another step."""
+    """Return the births of tensors that are alive together with similar ones of another step."""
     found: set[int] = set()
     for step in {_step(tensor) for tensor in alike}:
         end = ends[step]
@@ -133,10 +133,10 @@ def _leak(reading: Reading, tensors: list[Tensor]) -> Leak:
 
 @dataclass(frozen=True)
 class _End:
-    """The end of the next step, and the event that proves what outlives it.
+    """The end of the next step, and the event at which a live tensor certainly outlives it.
 
-    ``sure`` is the first operation after that, or the end of the trace; None where the trace ends
-    with the step. ``updated`` is what the step and the next one train.
+    ``sure`` is the first operation after that end, or the end of the trace; None if the trace ends
+    with the step. ``updated`` are the tensors that the step and the next one train.
     """
 
     mark: int

@@ -1,4 +1,4 @@
-"""Memory over a trace as bands: one a tensor where it is large, one a kind for the small ones."""
+"""Memory over a trace as bands: one for each large tensor, one for all small ones of a kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Curve = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Change(NamedTuple):
-    """The small tensors of one kind (an index into `KINDS`) grow or shrink at an event."""
+    """A change, at an event, of the bytes of one kind's small tensors (an index into `KINDS`)."""
 
     event: int
     kind: int
@@ -26,8 +26,7 @@ class Change(NamedTuple):
 class Bands:
     """The bands of a memory chart in stacking order, long-lived ones at the bottom.
 
-    After any event the drawn tensors that are alive, and the changes so far, add up to the bytes
-    that are alive.
+    After any event, the live drawn tensors and the changes so far add up to all live bytes.
     """
 
     drawn: tuple[Tensor, ...]
@@ -37,7 +36,7 @@ class Bands:
 def bands(reading: Reading, count: int = 20_000, share: float = 1e-3) -> Bands:
     """Select the tensors that get a band of their own: at least ``share`` of the peak each.
 
-    So not many are alive at once. ``count`` only keeps a page of a very long trace small.
+    So few of them are alive at once. ``count`` only keeps a page of a very long trace small.
     """
     peak = int(reading.total.max(initial=0))
     smallest = max(1, round(share * peak))

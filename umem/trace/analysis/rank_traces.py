@@ -28,9 +28,9 @@ class RankRow:
         rank: the rank's number.
         name: the name of the trace's file.
         peak_bytes: the most bytes of its tensors and workspace.
-        sent_bytes: bytes of the halo that it sent in a step; None where the trace has no graph in
+        sent_bytes: bytes of the halo that it sent in a step; None for a trace without a graph in
             parts.
-        seconds: time of a step, as the host measured; None where times were not recorded.
+        seconds: host time of a step; None if times were not recorded.
         ops: totals by operation and phase, over all steps.
     """
 
@@ -55,7 +55,7 @@ class RankedTraces:
 
     @property
     def sent_bytes(self) -> int | None:
-        """Return the bytes that all ranks sent in a step; None where a rank's are unknown."""
+        """Return the bytes that all ranks sent in a step; None if one rank's are unknown."""
         known = [row.sent_bytes for row in self.rows if row.sent_bytes is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
@@ -75,7 +75,7 @@ class RankedTraces:
 
 
 def rank_of(path: Path) -> tuple[str, int] | None:
-    """Return the run and the rank that a file's name tells; None where the name has no rank.
+    """Return the run and the rank in a file's name; None for a name without a rank.
 
     >>> rank_of(Path("out/run.rank3.umem.gz"))
     ('run.umem.gz', 3)
@@ -87,13 +87,13 @@ def rank_of(path: Path) -> tuple[str, int] | None:
 
 
 def rank_files(paths: Sequence[Path]) -> list[Path] | None:
-    """Return the files of all ranks of one run, in order; None for files that are no ranks'.
+    """Return the files of all ranks of one run, in order; None for files without ranks.
 
     Args:
-        paths: files; or one folder, in which ``umem run -n N --record`` wrote.
+        paths: files; or one folder, written by ``umem run -n N --record``.
 
     Raises:
-        TraceError: the files are of several runs, or a rank is missing or twice there.
+        TraceError: the files belong to several runs, or a rank is missing or repeated.
     """
     if len(paths) == 1 and paths[0].is_dir():
         found = sorted(path for path in paths[0].iterdir() if rank_of(path) is not None)
@@ -111,7 +111,7 @@ def rank_files(paths: Sequence[Path]) -> list[Path] | None:
 
 
 def _check_whole(ranks: Sequence[tuple[str, int]]) -> None:
-    """Raise TraceError for traces of several runs, or if a rank is missing or twice there."""
+    """Raise TraceError for traces of several runs, or if a rank is missing or repeated."""
     runs = sorted({run for run, _ in ranks})
     if len(runs) > 1:
         names = ", ".join(map(short, runs))

@@ -1,4 +1,4 @@
-"""Every tensor of a trace: what it was for, how long it lived, and who made and used it."""
+"""Every tensor of a trace: its kind, its lifetime, and the operations that made and used it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _PLAIN = {"parameter": "parameters", "input": "input", "gradient": "gradients", 
 class Tensor:
     """One tensor of a trace; its places are indexes of events.
 
-    ``death`` is None for one that is never freed. ``step`` counts the updates before its birth.
-    ``maker`` is the place of the first operation that writes it, None for what came from the host
-    or was never written. ``first_use`` and ``last_use`` are the first and the last operation that
-    touch it. ``saved`` says that backward reads it, ``updated`` that an optimizer's update touches
-    it.
+    ``death`` is None for a tensor that is never freed. ``step`` counts the updates before its
+    birth. ``maker`` is the first operation that writes it, None if it came from the host or was
+    never written. ``first_use`` and ``last_use`` are the first and the last operation that touch
+    it. ``saved``: backward reads it. ``updated``: an optimizer's update touches it.
     """
 
     number: int
@@ -52,7 +51,7 @@ class Tensor:
 
     @property
     def origin(self) -> str:
-        """Return where it came from, if no operation of the trace made it."""
+        """Return the origin of a tensor that no operation of the trace made."""
         if not self.uploaded:
             return "no operation seen"
         return "the host" if self.kind == "input" else "before the recording"
@@ -66,8 +65,8 @@ class Tensor:
 class Reading:
     """A trace with its tensors in order of birth.
 
-    ``live`` is the bytes alive after each event, ``total`` the same with the workspace of the
-    operation that runs there; ``steps`` are the places where optimizer updates ended.
+    ``live`` are the live bytes after each event, ``total`` adds the running operation's workspace;
+    ``steps`` are the places where optimizer updates ended.
     """
 
     trace: Trace
@@ -91,7 +90,7 @@ def _purpose(tensor: Tensor) -> str:
 
 
 class _TensorReader:
-    """Reads all tensors in one pass over the events, in which a long report spends its time."""
+    """Reads all tensors in one pass over the events; most of a long report's time is spent here."""
 
     def __init__(self, count: int) -> None:
         self.tensors: list[Tensor] = []
@@ -159,8 +158,7 @@ def read_tensors(trace: Trace) -> Reading:
     """Collect every tensor of a trace in one pass.
 
     Raises:
-        TraceError: the trace does not hold together (only where its events were put there by
-            hand; what was recorded or loaded does).
+        TraceError: the trace is inconsistent (only if its events were written by hand).
     """
     reader = _TensorReader(len(trace))
     try:
@@ -173,7 +171,7 @@ def read_tensors(trace: Trace) -> Reading:
 
 
 def what_fails(trace: Trace) -> str:
-    """Name the first event that does not follow from those before it, and say why."""
+    """Return the reason why the first inconsistent event is wrong."""
     checker = Checker()
     for index, event in enumerate(trace.events):
         try:

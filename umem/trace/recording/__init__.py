@@ -1,7 +1,7 @@
 """Recording: the instrumented sources, measured time and memory, and the store of events.
 
-A recorder follows a running step and makes events of it. `umem.record` and ``umem run --record``
-make traces by it; chainer and the devices follow programs by it.
+A recorder turns a running step into events. `umem.record` and ``umem run --record`` make traces
+with it; chainer and the devices follow programs with it.
 
     recordings.py  is `record` and `mark`
     recorder.py    turns a running step into events
@@ -10,21 +10,21 @@ make traces by it; chainer and the devices follow programs by it.
     buffer.py      stores events as few plain values, and decodes them on demand
     meter.py       measures bytes: live ones, the peak, and the workspace between two readings
     thread.py      has the state of a recorded thread
-    marks.py       lists who listens to `umem.mark` beside recorders
+    marks.py       lists the other listeners to `umem.mark`
     kept_steps.py  records some steps of a run, and then stops
     tally.py       keeps running totals of live bytes, operations and steps
 
 - A source is anything that can be instrumented. The virtual GPU's arrays, CuPy's pools and
   Chainer's functions are sources.
-- `HostMeter` is the one user of tracemalloc. `PoolMeter` (devices/cuda/pool_meter.py) reads the
-  pools of a GPU by CuPy's memory hooks. `meter_of` (chainer/recompute/facts.py) chooses between
-  them by the arrays.
-- A recording measures each operation by the meter of its arrays: of a GPU's where `of_gpu` has one
-  and the first array is CuPy's, otherwise of the host.
+- Only `HostMeter` uses tracemalloc. `PoolMeter` (devices/cuda/pool_meter.py) reads the pools of a
+  GPU by CuPy's memory hooks. `meter_of` (chainer/recompute/facts.py) chooses between them by the
+  arrays.
+- A recording measures each operation with the GPU's meter if `of_gpu` has one and the first array
+  is CuPy's, otherwise with the host's.
 - devices/cuda_source.py starts the source of CuPy's blocks on a machine with a GPU; the software
   GPU adds a source of its own.
-- A recorder follows the thread that entered it, and in it the asyncio task that did and the tasks
-  which that task makes.
+- A recorder follows the thread, and in it the asyncio task, that entered it, and the tasks that
+  this task creates.
 """
 
 from typing import TYPE_CHECKING

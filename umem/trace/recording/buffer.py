@@ -20,9 +20,9 @@ Raw = Any
 
 
 class Boundary(NamedTuple):
-    """A position in a store, and the events with which a recording that begins there starts.
+    """A position in a store, and the first events of a recording that begins there.
 
-    Those are the allocations alive at the position, and the mark ``"start"``.
+    These are the allocations alive at the position, and the mark ``"start"``.
     """
 
     position: int
@@ -32,9 +32,9 @@ class Boundary(NamedTuple):
 class Store:
     """The events of one recording, decoded on demand.
 
-    While recording, an event is a number or a single tuple of plain values: the garbage collector
-    stops tracking those once it has seen them. To walk through named tuples, lists or tuples of
-    tuples would cost it more time than all the rest of recording.
+    While recording, an event is a number or one tuple of plain values, which the garbage collector
+    stops tracking once it has seen it. Tracking named tuples, lists or tuples of tuples would cost
+    more time than all the rest of recording.
 
     Attributes:
         raw: the stored events; see `Raw`.
@@ -47,7 +47,7 @@ class Store:
         self._names: dict[int, tuple[str, str]] = {}
 
     def rename(self, tensor: int, kind: str, label: str) -> None:
-        """Set a tensor's kind and label, which are known only after its allocation was stored."""
+        """Set a tensor's kind and label, which become known after its allocation was stored."""
         self._names[tensor] = kind, label
         self._decoded.clear()
 
@@ -74,7 +74,7 @@ class Store:
         return Alloc(tensor, nbytes, kind, label, uploaded, stack)
 
     def drop_before(self, boundary: Boundary) -> None:
-        """Replace the events before a boundary by its beginning: what was alive there."""
+        """Replace the events before a boundary by the boundary's own events."""
         self.raw[: boundary.position] = boundary.beginning
         self._decoded.clear()
 

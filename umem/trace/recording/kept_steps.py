@@ -1,4 +1,4 @@
-"""Recording of some steps of a run, `Keeper`, which stops recording once it has them."""
+"""`Keeper` records some steps of a run, and stops recording once it has them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from umem.trace.trace import Trace
 EVENT_LIMIT = 1_000_000
 """At most this many events are stored; an operation makes about three."""
 CALIBRATION_LIMIT = 4
-"""At most this many steps are measured for workspace, where kinds of steps take turns. A choice:
-generator and discriminator are two kinds, and each is measured twice."""
+"""At most this many steps are measured for workspace if several kinds of steps take turns. A
+choice: generator and discriminator are two kinds, and each is measured twice."""
 _STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 _STEP = Mark("step")
 
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
         """Read ``"2-3"``, ``"5"`` or ``"all"``.
 
         Raises:
-            SizeError: it is none of these, or its end is before its beginning.
+            SizeError: the text is none of these, or the last step is before the first.
         """
         if text == "all":
             return cls(1, None)
@@ -60,7 +60,7 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """The trace of the kept steps, and ``notes`` on how it differs from what was asked for."""
+    """The trace of the kept steps, and ``notes`` on its differences from the request."""
 
     trace: Trace
     steps: str
@@ -72,17 +72,17 @@ class Keeper:
     """Records some steps of the thread that starts it, then stops recording.
 
     Earlier steps are recorded too, and each is dropped once the next one is complete, so that the
-    trace has the tensors that are alive where the kept steps begin. A forked child process records
+    trace has the tensors that are alive when the kept steps begin. A forked child process records
     nothing.
 
     Args:
         steps: the steps to keep.
         stacks: whether to keep the lines of the user's code with each tensor.
-        workspace: whether to measure the workspace of the steps after the kept ones, until each
-            kept step has met one of the same operations: of as many steps as are kept, at most
-            `CALIBRATION_LIMIT`.
+        workspace: whether to measure workspace in the steps after the kept ones, until there is a
+            measured step with the same operations for each kept one; at most as many steps as are
+            kept, and at most `CALIBRATION_LIMIT`.
         limit: at most about this many events are stored.
-        complete: called once with the result when everything was recorded, after recording ended.
+        complete: called once with the result, after recording has ended.
 
     Attributes:
         kept: the result; None before it is complete.
@@ -129,7 +129,7 @@ class Keeper:
     # -- step by step ----------------------------------------------------------------------
 
     def _on_mark(self, mark: Mark) -> None:
-        """Handle the end of a step: keep or drop it, or take its workspace, and go on or stop.
+        """Handle the end of a step: keep or drop it, or read its workspace; then stop or continue.
 
         In a forked child process recording stops.
         """
@@ -174,7 +174,7 @@ class Keeper:
             self._recorder.switch("workspace")
 
     def _is_calibrated(self) -> bool:
-        """Tell whether all steps are kept, and all have workspace or enough were measured."""
+        """Tell whether all steps are kept, and each has workspace or enough were measured."""
         last = self.steps.last
         if last is None or self._count < last:
             return False
@@ -220,7 +220,7 @@ class Keeper:
         return str(Steps(first, first + len(self._ends) - 1))
 
     def _notes(self, missing_count: int) -> Iterator[str]:
-        """Yield a sentence for each way in which the kept part is not as asked for."""
+        """Yield a sentence for each difference of the kept steps from the request."""
         first, last, count = self.steps.first, self.steps.last, self._count
         if not count:
             yield (

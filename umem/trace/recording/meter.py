@@ -30,7 +30,7 @@ class Meter(Protocol):
     """Measures live bytes and their peak, of the process: any thread's allocations count.
 
     Attributes:
-        is_blind: whether peaks cannot be measured: then there is no workspace either.
+        is_blind: whether peaks, and therefore workspace, cannot be measured.
     """
 
     @property
@@ -60,7 +60,7 @@ class MeteredPools(Protocol):
         """Return the most bytes that the pools can have."""
 
     def reserve(self, nbytes: int) -> None:
-        """Have an allocator reserve one piece, for so many bytes in all if there are as many."""
+        """Let an allocator reserve one piece, up to so many bytes in all if they are available."""
 
     def give_back(self) -> None:
         """Give free blocks back to the GPU."""
@@ -73,9 +73,9 @@ class BlockMeter(Meter, Protocol):
     """A meter that measures between `start` and `stop`, or inside a ``with`` block.
 
     Attributes:
-        pools: those whose bytes it measures; None if it is the host's.
-        is_ours: whether frees of what is older than `start` are not seen, so that they do not lower
-            the live bytes.
+        pools: the pools that it measures; None for the host's meter.
+        is_ours: whether it misses frees of memory allocated before `start`, so that they do not
+            lower the live bytes.
     """
 
     @property
@@ -98,7 +98,7 @@ class HostMeter:
     """Measures the host's memory by `tracemalloc`, which is on from `start` to `stop`.
 
     If tracemalloc is on already, `start` resets its peak and `stop` leaves it on. ``with`` measures
-    a short block; afterwards the peak that others follow is as if it had not been reset.
+    a short block, and restores the peak for other users of tracemalloc.
 
     Attributes:
         is_ours: whether `start` has turned tracemalloc on.
@@ -158,10 +158,10 @@ of_gpu: list[Meter] = []
 
 
 def running_meter(arrays: Iterable[Any]) -> Meter:
-    """Return the running meter of the memory that arrays are in: CuPy's if the first one is.
+    """Return the running meter of the arrays' memory: CuPy's if the first array is CuPy's.
 
     Args:
-        arrays: arrays, objects that have one as ``array``, or None for what is not there.
+        arrays: arrays, objects that have one as ``array``, or None for a missing one.
     """
     if of_gpu:
         for one in arrays:

@@ -1,13 +1,13 @@
 """Turns a running step into events.
 
-A `Recorder` identifies arrays by their root (the end of the ``.base`` chain), so that views are not
-counted twice, and refers to them weakly, so that lifetimes are real. *Sources* call it with the
-operations that run: the virtual GPU's array functions, and Chainer's functions once
-``umem.chainer`` is imported.
+A `Recorder` identifies arrays by their root (the end of the ``.base`` chain), so views are not
+counted twice, and holds weak references, so lifetimes are unchanged. *Sources* call it with each
+operation: the virtual GPU's array functions, and Chainer's functions once ``umem.chainer`` is
+imported.
 
-Thread-safety: a recorder follows the thread that entered it, and in it the asyncio task that did
-and the tasks which that task makes. Any thread may leave it. Arrays may die in any thread; their
-deaths are queued and become events before the next event of the recording thread.
+Thread-safety: a recorder follows the thread, and in it the asyncio task, that entered it, and the
+tasks that this task creates. Any thread may leave it. Arrays may die in any thread; their deaths
+are queued and become events before the next event of the recording thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Measure = Literal["time", "workspace"]
 
 
 class Following:
-    """The base of objects in a scope's payload that are told of operations: recorders."""
+    """The base of objects in a scope's payload that receive operations: recorders."""
 
     measure: str
 
@@ -63,17 +63,17 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
 
     Args:
         listener: called with each event; may raise OutOfMemoryError for an allocation.
-        keep: whether events are stored, as a trace. Without, arrays that die after the end are
-            still reported to the listener, whenever `flush` is called.
-        measure: "time", or "workspace" for a calibration pass: tracemalloc measures the bytes that
-            each operation on NumPy needs only while it runs, and no times are recorded, because
-            tracemalloc slows everything down. On CuPy workspace is measured in both, and times in
-            neither: the host does not wait for the GPU.
+        keep: whether events are stored, as a trace. If not, arrays that die after the end are still
+            reported to the listener, at each call of `flush`.
+        measure: "time", or "workspace" for a calibration pass: tracemalloc measures the workspace
+            of each operation on NumPy, and no times are recorded, because tracemalloc slows
+            everything down. On CuPy, workspace is measured in both, and times in neither: the host
+            does not wait for the GPU.
         stacks: whether the lines of the user's code are stored with each allocation.
         limit: at most about this many events are stored; arrays are followed beyond that.
         marked: called with each mark, after it is stored.
-        renamed: called with a tensor of CuPy's pools and its kind, which is known only once an
-            operation uses it; the listener was told of an "array".
+        renamed: called with a tensor of CuPy's pools and its kind once an operation shows the kind;
+            until then the listener knows it as an "array".
 
     Cost: see bench/overhead.py; none while no recorder is active.
     """
@@ -147,7 +147,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         """Return the trace of the events stored so far.
 
         Raises:
-            StateError: the recorder stores none, as it was made with ``keep=False``.
+            StateError: the recorder stores no events: it was made with ``keep=False``.
         """
         return Trace(self._stored.events(), self.backend)
 
@@ -208,7 +208,7 @@ class Recorder(Scoped["Recorder"], Lifetimes, Following):
         return (self._find_one(array) or ())[:3] or None
 
     def _find_one(self, array: Any) -> Reach | None:
-        """Return the access to an array; that to a whole tensor is its stored allocation."""
+        """Return the access to an array; for a whole tensor, its stored allocation."""
         ref = self._known.get(id(array))
         if ref is not None and ref() is array:
             return ref.whole
@@ -403,7 +403,7 @@ def active() -> tuple[Recorder, ...]:
 
 
 def follow_last(recorder: Recorder) -> None:
-    """Make this recorder the last of the calling code's to be told of operations."""
+    """Make this recorder the last of the calling code's to receive operations."""
     scopes.move_last(tuple(scope for scope in scopes.inside() if recorder in scope.payload))
 
 
@@ -416,14 +416,14 @@ def forget_operation() -> None:
 class Measured:
     """The measurement of one operation, from construction to `stop`; `close` must follow.
 
-    ``seconds`` is the operation's own time, without that of operations inside it; None when
-    workspace is measured. ``workspace_bytes`` is the peak, operations inside it included, less the
-    bytes that are live when the operation returns; None when time is measured, and where no meter
-    can measure it.
+    ``seconds`` is the operation's own time, without nested operations; None when workspace is
+    measured. ``workspace_bytes`` is the peak, nested operations included, minus the live bytes when
+    the operation returns; None when time is measured, or no meter can measure it.
 
     Args:
-        told: the recorders; by default those that follow the calling code.
-        arrays: the operation's, or objects that have them as ``array``: whose memory is measured.
+        told: the recorders; by default all that follow the calling code.
+        arrays: the operation's arrays, or objects that have them as ``array``; their memory is
+            measured.
     """
 
     __slots__ = (
@@ -456,7 +456,7 @@ class Measured:
         self._start = perf_counter()
 
     def stop(self) -> None:
-        """Record that the operation has returned: time from here on is recording's."""
+        """Record that the operation has returned: time after this belongs to the recording."""
         own = perf_counter() - self._start - self._state.nested_seconds
         if self._outer_peak < 0:
             self.seconds = own if own > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""`record` and `mark`: a recording of steps, and where they end."""
+"""`record` and `mark`: record steps, and mark their ends."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ def record(*, measure: Measure = "time", stacks: bool = False) -> Recorder:
     ``recorder.trace`` is the trace, in the block and after it.
 
     Args:
-        measure: ``"time"``, which leaves workspace unknown, and the peak too low by the workspace;
-            or ``"workspace"``, for a separate calibration pass, whose measured workspace
-            `Trace.with_workspace` adds to a trace of the same step.
+        measure: ``"time"`` measures times; workspace is unknown, and missing from the peak.
+            ``"workspace"`` measures workspace instead, in a separate calibration pass;
+            `Trace.with_workspace` adds it to a trace of the same step.
         stacks: keep with each tensor the lines of the user's code that made it, for reports.
 
     Raises:
-        StateError: an argument is none of these. On entering: the recorder was used before.
+        StateError: an argument is invalid. On entering: the recorder was used before.
     """
     if measure not in ("time", "workspace"):
-        raise StateError(f"measure is 'time' or 'workspace'; got {measure!r}")
+        raise StateError(f"measure must be 'time' or 'workspace'; got {measure!r}")
     if not isinstance(stacks, bool):
-        raise StateError(f"stacks is True or False; got {stacks!r}")
+        raise StateError(f"stacks must be True or False; got {stacks!r}")
     return Recorder(measure=measure, stacks=stacks)
 
 
 def mark(label: str = "step") -> None:
-    """Put a mark into the recordings of the calling code; without one, do nothing.
+    """Add a mark to the calling code's recordings; without a recording, do nothing.
 
-    ``umem.mark("step")`` at the end of each round of a loop divides a recording of plain CuPy into
+    Call ``umem.mark("step")`` at the end of each iteration to divide a recording of plain CuPy into
     steps, for reports, `replay` and ``umem run --record``. Chainer's optimizers mark their steps
     themselves.
 
     Raises:
-        StateError: the label is no text, is empty, or is one that umem gives a meaning of its own:
-            "start" or "backward".
+        StateError: the label is not text, is empty, or is "start" or "backward", which umem itself
+            uses.
     """
     if not isinstance(label, str) or not label or label in ("start", "backward"):
-        raise StateError(f"a mark is a text, and neither 'start' nor 'backward'; got {label!r}")
+        raise StateError(f"a mark must be text other than 'start' and 'backward'; got {label!r}")
     for recorder in active():
         recorder.emit(Mark(label))
     for listener in listeners:

@@ -10,7 +10,7 @@ from umem._common.locks import safe_lock
 class Source(Protocol):
     """A library or device that can be instrumented while recorders are active.
 
-    A signal may interrupt both methods: then `stop` comes next, and `start` may after that.
+    A signal may interrupt either method: `stop` is called next, and `start` possibly after that.
     """
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ def remove_source(source: Source) -> None:
 
 
 def start_sources(user: object) -> None:
-    """Start all sources if this user, which stands for a recorder that is entered, is the first."""
+    """Start all sources if this user, an entered recorder's stand-in, is the first."""
     global _state
     with _lock:
         _users.add(user)

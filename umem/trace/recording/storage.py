@@ -30,7 +30,7 @@ class RootRef(weakref.ref[Any]):
 
 
 class MemoryBlock:
-    """Memory that is identified by its address, and whose end an `AllocationReporter` reports."""
+    """Memory that its address identifies, and whose end an `AllocationReporter` reports."""
 
     __slots__ = ("address", "key", "whole")
     whole: Reach
@@ -46,19 +46,19 @@ class MemoryBlock:
 class AllocationReporter(Protocol):
     """A reporter of allocations and releases by address, such as a pool's hooks.
 
-    ``name`` is the backend that traces name: "cupy", or "software".
+    ``name`` is the backend's name in traces: "cupy", or "software".
     """
 
     name: str
 
     def entered(self, recorder: Lifetimes) -> None:
-        """Give a recorder that has begun the blocks that no operation will tell of."""
+        """Pass to a recorder that has begun the blocks that no operation will report."""
 
     def block_of(self, root: Any) -> tuple[int, int]:
         """Return the address and size of the block of memory that an array is on."""
 
     def begun(self, address: int, nbytes: int) -> None:
-        """Record that an allocator has handed out a block, of as many bytes as were asked for."""
+        """Record that an allocator has handed out a block of the requested bytes."""
 
     def ended(self, address: int) -> None:
         """Record that a block of `allocated` was freed."""
@@ -67,7 +67,7 @@ class AllocationReporter(Protocol):
 reporters: list[AllocationReporter] = []
 """The reporter of CuPy's memory, if any: at most one."""
 free_reporters: list[Callable[[], None]] = []
-"""Called before an operation is recorded: they report frees that allocators have put off."""
+"""Called before an operation is recorded, to report frees that allocators have delayed."""
 
 
 class Lifetimes(ABC):

@@ -22,15 +22,15 @@ NAMES = tuple(dict.fromkeys(GROUPS.values()))
 class Tally:
     """Counts events: live bytes by group, their peak, operations and steps.
 
-    Bytes are of tensors: the workspace of operations is not included, but in the peak of a GPU's
-    pools, which their meter measures. The figures may be read from any thread.
+    Bytes are tensors' bytes. Workspace is included only in the peak of a GPU's pools, which their
+    meter measures. Any thread may read the figures.
 
     Attributes:
         current: live bytes by group, see `GROUPS`.
         at_peak: live bytes by group, at the peak.
         peak_bytes: the most live bytes so far.
-        pools_peak_bytes: the most that arrays used of CuPy's pools so far, workspace included, up
-            to the last operation; None where they are not measured.
+        pools_peak_bytes: the most bytes that arrays used in CuPy's pools up to the last operation,
+            workspace included; None if they are not measured.
         op_count, step_count: operations and steps so far.
     """
 
@@ -72,7 +72,7 @@ class Tally:
         self._alive.tensors[tensor] = alloc._replace(kind=kind)
 
     def _look(self, meter: Meter, workspace_bytes: int | None) -> None:
-        """Take in a meter's peak; operations inside of this one have reset it."""
+        """Add a meter's peak; nested operations have reset it."""
         if not meter.is_blind:
             held = meter.held()
             peak = max(held.peak, held.live + (workspace_bytes or 0))

@@ -11,10 +11,10 @@ class ThreadState:
     """The operation that a thread is measuring, and its counters.
 
     Attributes:
-        operation: a weak reference to the innermost `Measured`, or None; dead, if the operation was
-            interrupted before it was closed.
-        backward_depth: backward passes that the thread is inside of.
-        nested_seconds: time of operations inside of the one being measured.
+        operation: a weak reference to the innermost `Measured`, or None; a dead one if the
+            operation was interrupted before it was closed.
+        backward_depth: the number of nested backward passes.
+        nested_seconds: time of operations nested in the measured one.
         peak_bytes: the meter's peak in the operation so far, before the meter's last reset.
     """
 
@@ -41,6 +41,6 @@ def thread_state() -> ThreadState:
 
 
 def inside() -> bool:
-    """Tell whether the calling thread is inside of an operation that is being measured."""
+    """Tell whether the calling thread is inside a measured operation."""
     operation = _local.state.operation
     return operation is not None and operation() is not None
