@@ -69,7 +69,7 @@ def test_a_technique_from_outside_is_tried(tmp_path: Path) -> None:
 def test_a_name_is_registered_once() -> None:
     register_technique(Technique("mine", "mine.turn_on()", nothing))
     assert TECHNIQUES[-1].name == "mine"
-    with pytest.raises(StateError, match="there is a technique 'mine' already"):
+    with pytest.raises(StateError, match="technique 'mine' is already registered"):
         register_technique(Technique("mine", "other()", nothing))
 
 
@@ -92,7 +92,7 @@ def test_a_planner_from_outside_plans() -> None:
     assert found.method == "thirds" and {len(block) % 3 for block in found.blocks} == {0}
     assert simulate(graph, found).peak_bytes <= found.peak_bytes
     assert min_budget(graph, "thirds", "saved") >= min_budget(graph, "lower_sets_exact", "saved")
-    with pytest.raises(GraphError, match="there is a method 'thirds' already"):
+    with pytest.raises(GraphError, match="method 'thirds' is already registered"):
         register_method("thirds", Family(every_third))
 
 
@@ -122,7 +122,7 @@ def test_a_report_from_outside_is_written(tmp_path: Path) -> None:
     assert target.read_text() == "b,7\na,5"
     assert done.output.splitlines()[0] == f"Wrote {target}. Open it in a spreadsheet."
     assert run(trace, "--export", "csv", target).exit_code == 1, "nothing is overwritten"
-    with pytest.raises(StateError, match="there is an output 'csv' already"):
+    with pytest.raises(StateError, match="output 'csv' is already registered"):
         register_output(CSV)
 
 

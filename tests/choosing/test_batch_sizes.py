@@ -135,7 +135,7 @@ def test_sizes_that_cannot_be_halved_are_refused() -> None:
     with pytest.raises(SizeError, match="named twice"):
         halve_each(PROGRAM, ["--batch", "3"], run_dry=Machine(300))
     one = DryProgram("train.py", ("--batch", "1"))
-    with pytest.raises(SizeError, match="is 1, which has no half"):
+    with pytest.raises(SizeError, match="is 1 and cannot be halved"):
         halve_each(one, ["--batch"], run_dry=Machine(300))
 
 

@@ -158,7 +158,7 @@ def test_another_order_is_noticed_at_the_first_item_and_said_once() -> None:
     order(np.arange(10), 0)
     wrong = int(order.items(0)[1])
     with umem.data.cached(source, "1MiB", order=order) as data:
-        with pytest.warns(DataWarning, match=f"item {wrong} is asked for where") as caught:
+        with pytest.warns(DataWarning, match=f"item {wrong} was requested, but") as caught:
             data[wrong]
             for i in range(10):
                 assert same(data[i], source.item(i))
@@ -231,7 +231,7 @@ def test_a_dataset_that_gives_something_else_is_noticed_and_said_once() -> None:
         for i in range(4):
             data[i]
         source.add = 1
-        with pytest.warns(DataWarning, match="is not what it was") as caught:
+        with pytest.warns(DataWarning, match="has changed") as caught:
             for _ in range(100):
                 for i in range(4):
                     found = data[i]

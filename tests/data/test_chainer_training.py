@@ -101,7 +101,7 @@ def test_chainers_own_resume_is_followed_from_the_next_epoch_on() -> None:
     with umem.data.cached(data, "1MiB", order=again) as kept:
         other = chainer.iterators.SerialIterator(kept, 7, order_sampler=again)
         other.serialize(Loading())
-        with pytest.warns(umem.errors.DataWarning, match="is asked for where") as caught:
+        with pytest.warns(umem.errors.DataWarning, match="was requested, but") as caught:
             for _ in range(30):
                 for (x, t), (y, u) in zip(one.next(), other.next(), strict=True):
                     assert x.tobytes() == y.tobytes() and t == u

@@ -141,7 +141,7 @@ def test_several_threads_may_read() -> None:
 
 @pytest.mark.parametrize("wrong", [np.array(3.0), np.array([None, 1])])
 def test_what_has_no_rows_of_numbers_is_refused(wrong: Any) -> None:
-    with pytest.raises(UnsupportedError, match="rows are kept of arrays of numbers"):
+    with pytest.raises(UnsupportedError, match="rows must be an array of numbers"):
         CompressedRows(wrong)
 
 

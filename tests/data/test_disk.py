@@ -64,8 +64,8 @@ def failing(name: str, monkeypatch: pytest.MonkeyPatch, after: int, number: int)
 @pytest.mark.parametrize(
     "name, number, said",
     [
-        ("pwrite", errno.ENOSPC, "cannot write to .*[nN]o space left.*what is there is still read"),
-        ("pread", errno.ESTALE, "cannot read from .*everything is loaded"),
+        ("pwrite", errno.ENOSPC, "cannot write to .*[nN]o space left.*all items not yet written are loaded"),
+        ("pread", errno.ESTALE, "cannot read from .*all items are loaded"),
     ],
 )
 def test_a_disk_that_fills_up_or_is_gone_costs_one_warning(
@@ -106,7 +106,7 @@ def test_a_record_that_is_not_what_was_written_is_noticed(
     with umem.data.cached(source, 2 * source.packed(), "1MiB", folder=tmp_path) as data:
         ask_all(data, source, 1)
         monkeypatch.setattr(os, "pread", torn)
-        with pytest.warns(DataWarning, match=r"item \d in .* is not what was written") as caught:
+        with pytest.warns(DataWarning, match=r"item \d in .* is damaged") as caught:
             ask_all(data, source)
         assert len(caught) == 1
 
@@ -119,7 +119,7 @@ def test_a_record_that_is_cut_short_is_noticed(
     with umem.data.cached(source, 2 * source.packed(), "1MiB", folder=tmp_path) as data:
         ask_all(data, source, 1)
         monkeypatch.setattr(os, "pread", lambda handle, count, at: real(handle, count // 2, at))
-        with pytest.warns(DataWarning, match="is not what was written"):
+        with pytest.warns(DataWarning, match="is damaged"):
             ask_all(data, source)
 
 

@@ -37,7 +37,7 @@ def test_a_file_that_was_written_again_is_noticed_when_the_next_epoch_begins(
             file.write(np.full((8, 100), 5, np.float32).tobytes())
         later = path.stat().st_mtime + 10
         os.utime(path, (later, later))
-        with pytest.warns(DataWarning, match="another size or time of modification") as caught:
+        with pytest.warns(DataWarning, match="another size or modification time") as caught:
             assert ask_all(data) == [5.0] * 8
         assert len(caught) == 1 and data.counters.lost_count == 1
         assert ask_all(data) == [5.0] * 8
@@ -57,7 +57,7 @@ def test_the_first_and_the_last_item_are_looked_at_in_every_epoch(changed: int) 
         for _ in range(2):
             assert all(same(data[i], source.item(i)) for i in range(8))
         source.add = 1
-        with pytest.warns(DataWarning, match=f"item {changed} of the dataset is not what it was"):
+        with pytest.warns(DataWarning, match=f"item {changed} of the dataset has changed"):
             assert all(same(data[i], source.item(i)) for i in range(8))
 
 

@@ -183,7 +183,7 @@ def test_lists_that_are_none_are_refused_by_line(folder: Path) -> None:
     (folder / "pairs.txt").write_text("\ncolour.jpg 3\n\ngrey.jpg three\n")
     with pytest.raises(DataError, match=r"pairs.txt, line 4: .*grey.jpg three"):
         LabeledJpegImages(folder / "pairs.txt")
-    with pytest.raises(FileError, match=r"none.txt: no list of images"):
+    with pytest.raises(FileError, match=r"none.txt: cannot read the list"):
         JpegImages(folder / "none.txt")
 
 

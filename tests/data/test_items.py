@@ -110,7 +110,7 @@ def test_strided_arrays_and_mapped_ones_come_back_dense(tmp_path: Any) -> None:
     [
         ((1, np.array([None])), "the item[1] is an array of dtype object"),
         ({"x": {1, 2}}, "the item['x'] is a builtins.set"),
-        ({3: 1}, "has the key 3, not a text"),
+        ({3: 1}, "has the key 3, not text"),
         (np.ma.masked_array([1]), "is a numpy.ma.MaskedArray"),
         (namedtuple("Pair", "a b")(1, 2), "Pair"),
     ],

@@ -132,7 +132,7 @@ def test_seed_epoch_and_position_are_saved_and_loaded() -> None:
     other = known_order(MASK)
     other.serialize(lambda key, value: saved[key])
     assert (other.epoch, other.position) == (4, 7)
-    with pytest.raises(StateError, match="an order of seed"):
+    with pytest.raises(StateError, match="the saved order has seed"):
         known_order(0).serialize(lambda key, value: saved[key])
 
 
@@ -158,8 +158,8 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
     "draw, said",
     [
         (lambda bits, count: np.random.permutation(count), "two orders for one epoch"),
-        (lambda bits, count: bits.below(count + 5, count) + 5, "out of their range"),
-        (lambda bits, count: np.zeros(count), "no array of indices"),
+        (lambda bits, count: bits.below(count + 5, count) + 5, "outside its range"),
+        (lambda bits, count: np.zeros(count), "must return an array of indices"),
     ],
 )
 def test_a_function_that_draws_no_order_is_refused(draw: Any, said: str) -> None:
@@ -186,5 +186,5 @@ def test_weights_and_labels_of_other_items_are_refused(make: Any) -> None:
 def test_an_order_is_of_one_dataset() -> None:
     order = known_order(0)
     order(np.arange(4), 0)
-    with pytest.raises(StateError, match="one of 4 items and cannot be one of 5"):
+    with pytest.raises(StateError, match="has 4 items and cannot be used with 5"):
         order.of_items(5)

@@ -128,7 +128,7 @@ def test_an_answer_is_no_assumption(tmp_path: Path) -> None:
     done = run_dry(KMEANS, tmp_path, "--answer", "script.py:10=1000", "--answer", "other.py:1=2")
     assert done.json["fits"] and all(one["answered"] for one in done.json["asked"])
     assert "\nfits\n" in done.errors
-    assert "other.py:1 asked for nothing" in done.errors
+    assert "other.py:1 read no unknown value" in done.errors
 
 
 @pytest.mark.thorough

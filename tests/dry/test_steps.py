@@ -75,7 +75,7 @@ def test_a_number_of_steps_and_all() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", ""])
 def test_what_is_no_number_of_steps_is_refused(text: str) -> None:
-    with pytest.raises(SizeError, match="steps are a number of at least 1, or all"):
+    with pytest.raises(SizeError, match="steps must be a number of at least 1, or all"):
         StepLimit.parse(text)
 
 

@@ -196,5 +196,5 @@ def test_the_conditions_of_the_benchmark_are_what_they_say(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("stacks", [1, "yes", None])
 def test_stacks_is_true_or_false(stacks: Any) -> None:
-    with pytest.raises(StateError, match="stacks is True or False"):
+    with pytest.raises(StateError, match="stacks must be True or False"):
         umem.record(stacks=stacks)

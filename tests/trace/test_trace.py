@@ -577,7 +577,7 @@ def test_what_umem_records_is_within_the_limits() -> None:
 
 @pytest.mark.parametrize(
     ("rest", "said"),
-    [(b"x", "data are damaged"), (gzip.compress(b'["end",0]\n', mtime=0), "on after its end")],
+    [(b"x", "data are damaged"), (gzip.compress(b'["end",0]\n', mtime=0), "continues after its end")],
 )
 def test_what_is_appended_to_the_file_is_refused(tmp_path: Path, rest: bytes, said: str) -> None:
     path = EXAMPLE.save(tmp_path / "x")
@@ -623,7 +623,7 @@ def test_bytes_that_no_machine_has_are_refused_by_line(tmp_path: Path, field: st
     assert f"line 4: {field} is {most + 1} bytes" in message(
         write(tmp_path / "x", lines(most, most + 1))
     )
-    assert f"line {2 * 256 + 2}: what is allocated up to here" in message(
+    assert f"line {2 * 256 + 2}: the sum of all allocations up to here" in message(
         write(tmp_path / "x", lines(*[most] * 256, 1))
     )
 

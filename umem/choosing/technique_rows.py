@@ -181,5 +181,5 @@ def register_technique(technique: Technique) -> None:
         StateError: a technique with this name is already registered; the list is unchanged.
     """
     if any(known.name == technique.name for known in TECHNIQUES):
-        raise StateError(f"there is a technique {technique.name!r} already: choose another name")
+        raise StateError(f"technique {technique.name!r} is already registered: choose another name")
     TECHNIQUES.append(technique)

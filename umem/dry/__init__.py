@@ -1,26 +1,26 @@
-"""Dry runs of programs: ``umem run --dry``, what it says of them, and what keeps them from harm.
+"""Dry runs of programs: ``umem run --dry``, its report, and the protection of the user's files.
 
 The software GPU's dry mode (`umem.host_cuda.dry`) runs a program without its arithmetic, and
-`umem.cli.dry_run` follows the program. This room counts the program's steps, words the verdict, and
-keeps the disk as it was: the values of a dry run are zeros, so nothing that it writes may take the
-place of a file of the user's, and no other program may be handed its results.
+`umem.cli.dry_run` follows the program. This package counts the program's steps, writes the report,
+and protects the disk: a dry run's values are zeros, so its output must not replace the user's files
+or reach other programs.
 
-    dry_steps.py      counts steps, and ends the run once enough of them are alike
-    unknown_reads.py  counts reads of values that the run does not know, and has the answers to some
+    dry_steps.py      counts steps, and ends the run once two of them agree
+    unknown_reads.py  counts reads of unknown values, and matches answers to lines
     outcome.py        is the result of a dry run
-    verdict.py        words the result for a person
-    disk.py           is `scratch_disk`: it redirects what Python writes, renames or removes
+    verdict.py        formats the result as text
+    disk.py           is `scratch_disk`: it redirects files that Python writes, renames or removes
     overlay.py        puts the scratch folder in front of the disk
     redirected.py     has the one table of functions of `os` and of `open`, and how each treats its
                       paths
-    programs.py       stops other programs and libraries that open files in C, and remembers the
-                      first connection
+    programs.py       stops other programs and libraries that open files in C, and notes the first
+                      connection
 
-- The state of the overlay is in its folder alone, so that processes share it.
-- An audit hook stops the run, with its line, before whatever would change a file past the table.
+- The overlay's state is only in its folder, so processes share it.
+- An audit hook stops the run, naming its line, before any change of a file that the table misses.
 - Every Python that the program starts loads `disk`, `overlay`, `redirected` and `programs` before
-  NumPy and without umem. As they are loaded, these four and this file import the standard library
-  and one another alone.
+  NumPy and without umem. When loaded, these four and this file import only the standard library and
+  one another.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Load a name of the face; `umem_software_gpu` loads this package without umem."""
+        """Load a public name; `umem_software_gpu` loads this package without umem."""
         from umem._common.faces import face
 
         return face(

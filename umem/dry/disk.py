@@ -1,18 +1,17 @@
-"""`scratch_disk`: what a program writes goes into a folder that ends with the run.
+"""`scratch_disk`: a program's files are written to a folder that is removed after the run.
 
-While one is on, the functions of `os` and `open` that take a path are replaced, in every module
-that has them, by ones that ask an `Overlay` where that path is. An audit hook is the net beneath:
-Python tells it of every file that it opens, renames or removes, also by a way that the
-replacements do not see (`io.FileIO`, `posix`, a function that C code holds), and what would change
-a real file stops the run with its line.
+While it is active, the functions of `os` and `open` that take a path are replaced, in every module
+that has them, by functions that look the path up in an `Overlay`. An audit hook covers the rest:
+Python reports to it every file that it opens, renames or removes, even by ways that bypass the
+replacements (`io.FileIO`, `posix`, a function that C code holds). A change of a real file stops
+the run, naming its line.
 
-What Python is not asked about is out of reach: a library in C or C++ that opens its files itself.
-`programs.WRITERS` lists the known ones, which are stopped; others write for real. Likewise
-`import` reads the real disk, so the program cannot import a module that it has just written, and
-`posix.mkfifo` called by that name makes a real pipe. The hook of a process cannot be removed:
-after the run it looks at one variable.
+Libraries in C or C++ that open their files themselves are out of reach. `programs.WRITERS` lists
+the known ones, which are stopped; others write to the real disk. `import` reads the real disk too, so the
+program cannot import a module that it has just written, and `posix.mkfifo` called by that name
+makes a real pipe. A process's hook cannot be removed: after the run it checks one variable.
 
-`io.open` costs a few microseconds more for a file that is read.
+`io.open` takes a few microseconds longer to open a file for reading.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from umem.dry.programs import Programs, refusal, replace_at_imports
 from umem.dry.redirected import in_force, opening, replacements
 
 VARIABLE = "UMEM_DRY_DISK"
-"""Tells spawned Pythons: what is written, whether programs are stopped, and the folder."""
+"""Passes to spawned Pythons the settings for writes and programs, and the folder."""
 FLAG = "UMEM_DRY"
-"""Is 1 while a run is on, for the program and for what it starts."""
+"""Is 1 during a run, for the program and the processes that it starts."""
 REAL_FOLDER = "UMEM_REAL_TMPDIR"
 """Names the folder of temporary files that outlast the run, such as the headers of kernels."""
 
 
 class ScratchDisk:
-    """The disk of a run, as `scratch_disk` gives it.
+    """The disk of a run; `scratch_disk` makes one.
 
     Attributes:
-        folder: the scratch folder; gone after the run.
+        folder: the scratch folder, which is removed after the run.
     """
 
     def __init__(self, folder: str, writes: str, programs: str) -> None:
@@ -62,25 +61,25 @@ class ScratchDisk:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Return the files that the program and its Pythons believe they have written."""
+        """Return the files that the program and its Pythons wrote, from their point of view."""
         if self._after is not None:
             return self._after[0]
         return self.overlay.written() if self.overlay is not None else ()
 
     @property
     def first_connection(self) -> str | None:
-        """Return the line that first connected to another machine, and to which; None: none did."""
+        """Return the first connection to another machine, with its line; None without one."""
         if self._after is not None:
             return self._after[1]
         return self.programs.first_connection()
 
     def close(self) -> None:
-        """Remove the folder; what was written stays known."""
+        """Remove the folder; the list of written files stays."""
         self._after = self.written, self.first_connection
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def variables(self) -> dict[str, str]:
-        """Return what a spawned Python is told."""
+        """Return the environment variables for spawned Pythons."""
         found = {FLAG: "1", VARIABLE: self.setting}
         if self.overlay is not None:
             found["TMPDIR"] = self.overlay.temporary
@@ -90,26 +89,27 @@ class ScratchDisk:
 
 @contextmanager
 def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator[ScratchDisk]:
-    """Keep the disk as it is while a program runs inside of the block.
+    """Protect the disk from changes by a program that runs in the block.
 
-    The process, its threads, its forks and the Pythons that it spawns read back what they write.
+    The process, its threads, its forks and the Pythons that it spawns read back their own files.
     Files of `caches`, devices, pipes and open file descriptors are real.
 
     Args:
-        writes: "scratch", or "real": nothing is held back.
-        programs: "stop": starting another program raises; "run": it runs, and writes for real.
-            Compilers and Pythons of this environment run in any case.
+        writes: "scratch" redirects writes; "real" writes to the disk.
+        programs: "stop": starting another program raises; "run": it runs, and writes to the disk.
+            Compilers and Pythons of this environment always run.
 
     Raises:
-        StateError: one is on already.
-        DryRunError: in the block, at what cannot be redirected; nothing was written or started.
+        StateError: a scratch disk is already active.
+        DryRunError: in the block, before a change that cannot be redirected; nothing was written or
+            started.
     """
     if writes not in ("scratch", "real") or programs not in ("stop", "run"):
-        raise ValueError('writes is "scratch" or "real", and programs is "stop" or "run"')
+        raise ValueError('writes must be "scratch" or "real", and programs "stop" or "run"')
     if _active.disk is not None:
         from umem.errors import StateError
 
-        raise StateError("a dry run is on already: its scratch disk is one of the process")
+        raise StateError("a dry run is on already: a process has only one scratch disk")
     owner = os.getpid()
     with ExitStack() as undo:
         folder = undo.enter_context(_new_folder())
@@ -129,7 +129,7 @@ def scratch_disk(*, writes: str = "scratch", programs: str = "stop") -> Iterator
 
 
 def join(setting: str) -> None:
-    """Share the scratch disk of the process that started this one; for the rest of it."""
+    """Share the parent process's scratch disk until this process ends."""
     if _active.disk is not None:  # site.py reads a folder of packages again that has two names
         return
     writes, programs, folder = setting.split(":", 2)
@@ -138,7 +138,7 @@ def join(setting: str) -> None:
 
 @contextmanager
 def _new_folder() -> Iterator[str]:
-    """Make a folder that is locked as long as this process lives, and remove those of dead ones."""
+    """Make a folder, locked while this process lives, and remove the folders of dead processes."""
     for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
         with suppress(OSError), _locked(left):
             found = os.lstat(left)
@@ -153,7 +153,7 @@ def _new_folder() -> Iterator[str]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Lock a folder; BlockingIOError: a living process has."""
+    """Lock a folder; BlockingIOError: a living process has locked it."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,13 +164,13 @@ def _locked(folder: str) -> Iterator[None]:
 
 _PREFIX = "umem-dry-"
 _FRESH_SECONDS = 60.0
-"""A younger folder may be about to be locked: a minute is a choice on the safe side."""
+"""A younger folder may not be locked yet; a minute is a safe choice."""
 
 # -- on and off ------------------------------------------------------------------------------------
 
 
 class _Active:
-    """The scratch disk that is on in this process."""
+    """The active scratch disk of this process."""
 
     disk: ScratchDisk | None = None
     pairs: tuple[tuple[Any, Any], ...] = ()
@@ -183,7 +183,7 @@ _VARIABLES = (FLAG, VARIABLE, "TMPDIR", REAL_FOLDER)
 
 
 def _turn_on(disk: ScratchDisk) -> None:
-    """Replace the functions that take paths, and lay the net."""
+    """Replace the functions that take paths, and add the audit hook."""
     if disk.overlay is not None:
         tempfile.tempdir = disk.overlay.temporary
         _active.pairs = tuple(replacements())
@@ -222,7 +222,7 @@ def _exchange(found: dict[int, Any]) -> None:
 
 
 _UNTOUCHED = ("posix", "_io")
-"""Modules that importing uses keep the real functions."""
+"""Modules used by `import`, which keep the real functions."""
 _WITH_CLASSES = ("pathlib", "glob")
 """Modules whose classes keep functions of `os` as attributes, in some versions of Python."""
 
@@ -247,13 +247,13 @@ def _restore_temporary(folder: str, before: str | None) -> None:
     tempfile.tempdir = before
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
-        # multiprocessing's private: the folder of this process's sockets and blocks.
+        # Private to multiprocessing: the folder of this process's sockets and blocks.
         config = process.current_process()._config
         if str(config.get("tempdir", "")).startswith(folder):
             del config["tempdir"]
 
 
-# -- the net ---------------------------------------------------------------------------------------
+# -- the audit hook --------------------------------------------------------------------------------
 
 _NET: dict[str, tuple[tuple[int, int], ...]] = {
     "os.remove": ((0, 1),),
@@ -273,7 +273,7 @@ _NET: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 def _audit(event: str, given: tuple[Any, ...]) -> None:
-    """Check what Python is about to do to the disk; the audit hook."""
+    """Check the change of the disk that Python is about to make; the audit hook."""
     disk = _active.disk
     if disk is None:
         return
@@ -298,7 +298,7 @@ def _check_opened(overlay: Overlay, path: Any) -> None:
 
 
 def _check_real(overlay: Overlay, path: Any, dir_fd: int | None, event: str) -> None:
-    """Stop the run where a file that is not real to it would be changed past the overlay."""
+    """Stop the run before it changes, without the overlay, a file that should be redirected."""
     if isinstance(path, int):
         found = overlay.of_descriptor(path)
         if not found or event == "os.truncate" or posix.readlink(f"/proc/self/fd/{path}") != found:
@@ -321,7 +321,7 @@ def _check_real(overlay: Overlay, path: Any, dir_fd: int | None, event: str) -> 
 
 
 _OF_NAMES = ("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink")
-"""Events that concern a name in a folder, not what a link of that name leads to."""
+"""Events that change a name in a folder, and not the target of a link with that name."""
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""Steps of a dry run: what each took, and when enough of them have run."""
+"""Steps of a dry run: the figures of each, and the end of the run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from typing import Literal, NamedTuple
 from umem.errors import SizeError
 
 LEAST_STEPS = 3
-"""The first step allocates gradients and optimizer state, so that two after it are compared."""
+"""The first step allocates gradients and optimizer state, so the two after it are compared."""
 MOST_STEPS = 20
-"""Steps after which a run ends whose steps do not agree, such as those of texts of any length. A
+"""Steps after which a run ends if no two agree, for example because texts differ in length. A
 choice that no measurement supports."""
 MOVED_TOLERANCE = 0.01
-"""Relative difference of moved bytes at which steps still agree: which blocks the driver moves
-depends on addresses, which differ by a few blocks from step to step. A guess: no bench varies
-it."""
+"""Relative difference of moved bytes at which steps still agree: addresses differ by a few blocks
+from step to step, and with them the blocks that the driver moves. A guess: no bench varies it."""
 TIME_TOLERANCE = 0.05
-"""Relative difference of time: while the GPU still has uploads to do, the first steps seem short,
-because they hide the time of the host. A guess: no bench varies it."""
+"""Relative difference of time at which steps still agree: while the GPU still copies uploads, the
+first steps seem short, because they hide the host's time. A guess: no bench varies it."""
 
 
 GROWING_STEPS = 5
-"""Steps in a row that hold more than the one before: so many are no accident of the garbage
-collector. A choice that no measurement supports."""
+"""Consecutive steps that each hold more than the one before: too many to be an accident of the
+garbage collector. A choice that no measurement supports."""
 
 
 class StepsOver(SystemExit):
-    """Ends a program whose steps have shown enough; ``except Exception`` lets it pass."""
+    """Ends a program once enough steps have run; ``except Exception`` does not catch it."""
 
 
 class GpuReading(NamedTuple):
@@ -46,13 +45,14 @@ class DryStep(GpuReading):
     """The figures of a step (simulated).
 
     Attributes:
-        peak_bytes, held_bytes: the most that arrays used of the pools, and at the step's end.
-        moved_bytes: moved over the bus, without uploads.
-        uploaded_bytes: copied from the host by the program.
+        peak_bytes, held_bytes: the bytes that arrays used of the pools, at most and at the step's
+            end.
+        moved_bytes: bytes moved over the bus, without uploads.
+        uploaded_bytes: bytes that the program copied from the host.
     """
 
     def agrees(self, other: DryStep) -> bool:
-        """Tell whether two steps have one peak, moved the same and took as long."""
+        """Tell whether two steps agree in peak, moved bytes and time."""
         return (
             self.peak_bytes == other.peak_bytes
             and _are_near(self.moved_bytes, other.moved_bytes, MOVED_TOLERANCE)
@@ -66,12 +66,12 @@ def _are_near(one: float, other: float, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class StepLimit:
-    """The number of steps that run: ``count``, all, or until two agree.
+    """The number of steps to run: ``count``, all, or until two agree.
 
     Args:
         count: the number of steps; None: until two agree.
-        is_all: the program runs to its end.
-        least: the fewest before two are compared.
+        is_all: run the program to its end.
+        least: the number of steps before two are compared.
     """
 
     count: int | None = None
@@ -83,14 +83,14 @@ class StepLimit:
         """Read the value of ``--dry-steps``: a number, or ``all``; None: until two agree.
 
         Raises:
-            SizeError: it is neither.
+            SizeError: the text is neither.
         """
         if text is None:
             return cls(least=least)
         if text == "all":
             return cls(is_all=True)
         if not (text.isdecimal() and int(text)):
-            raise SizeError(f"steps are a number of at least 1, or all; got {text!r}")
+            raise SizeError(f"steps must be a number of at least 1, or all; got {text!r}")
         return cls(int(text))
 
 
@@ -98,13 +98,13 @@ class DrySteps:
     """The steps of a run, as they end.
 
     Args:
-        read: reads the GPU's figures, and begins a new peak.
-        limit: how many run.
-        ended: is called with each step.
+        read: reads the GPU's figures, and resets the peak.
+        limit: the number of steps to run.
+        ended: called with each step.
 
     Attributes:
-        steps: those that have ended.
-        peak_bytes: the most in use at any time.
+        steps: the steps that have ended.
+        peak_bytes: the most bytes in use at any time.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class DrySteps:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step; what ran since the last one ended belongs to none."""
+        """Begin a step; the work since the last one ended belongs to none."""
         self._start = self._read()
         self.peak_bytes = max(self.peak_bytes, self._start.peak_bytes)
 
     def end(self) -> None:
-        """Add the step that ends here, by the readings at its two ends, and begin the next one."""
+        """Add the step that ends here, from its two readings, and begin the next one."""
         start = self._start
         self.begin()
         now = self._start
@@ -137,7 +137,7 @@ class DrySteps:
         self._ended()
 
     def wait_for(self, least: int) -> None:
-        """Compare no two steps before so many have run."""
+        """Compare steps only once so many have run."""
         if least > self._limit.least:
             self._limit = replace(self._limit, least=least)
 
@@ -148,7 +148,7 @@ class DrySteps:
 
     @property
     def growth_bytes(self) -> int:
-        """Return the bytes a step by which what is held has grown in each of the last steps."""
+        """Return the bytes by which the held memory grew in each of the last steps."""
         held = [step.held_bytes for step in self.steps[-GROWING_STEPS - 1 :]]
         grows = all(one < other for one, other in itertools.pairwise(held))
         if len(held) <= GROWING_STEPS or not grows:
@@ -159,7 +159,7 @@ class DrySteps:
     def batches(self) -> tuple[int, int] | None:
         """Return the least and the most bytes that a step copied from the host, if they differ.
 
-        The first step is left out, which may copy parameters.
+        Ignores the first step, which may copy parameters.
         """
         copied = [step.uploaded_bytes for step in self.steps[1:]]
         return (min(copied), max(copied)) if len(set(copied)) > 1 else None
@@ -182,20 +182,20 @@ class DrySteps:
 
     @property
     def why_over(self) -> Literal["steady", "steps"]:
-        """Return why no more steps run: "steady" where two were awaited and agree, else "steps"."""
+        """Return why no more steps run: "steady" if two should agree and do, otherwise "steps"."""
         return "steady" if self._limit.count is None and self.is_steady else "steps"
 
 
 class Turns:
-    """Turns of optimizers: a step of a program with several is over once each has updated.
+    """Turns of optimizers: a step of a program with several ends once each has updated.
 
-    A critic that is updated five times for each update of a generator makes one turn of six.
+    For example, five updates of a critic and one of a generator are one turn of six.
     """
 
     patience = 100
-    """Updates without a turn after which an optimizer that has never updated is not waited for:
-    more than the 25 updates by the critic before each of the generator's in WGAN's first phase
-    (Arjovsky et al. 2017, 100 there) would be taken for steps of their own."""
+    """Updates without a turn after which the program stops waiting for an optimizer that has never
+    updated; more updates before its first one count as steps of their own. WGAN's critic makes 100
+    updates before each of the generator's first 25 (Arjovsky et al. 2017)."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}  # by id: whether it has ever updated

@@ -18,7 +18,7 @@ End = Literal[
     "nothing on the GPU",
 ]
 DOES_NOT_FIT, FAILED, INTERRUPTED = 3, 1, 130
-"""Exit statuses; 0 is that it fits."""
+"""Exit statuses; 0: the program fits."""
 _KEYS = (
     "simulated", "gpu", "title", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
@@ -29,7 +29,7 @@ _KEYS = (
 
 
 class UnknownValue(NamedTuple):
-    """Values of unknown memory that a line read: the kernel that would have computed them."""
+    """Unknown values that a line read, with the kernel that would have computed them."""
 
     line: str
     what: str
@@ -43,7 +43,7 @@ class UnknownValue(NamedTuple):
 
 
 class CaughtOutOfMemory(NamedTuple):
-    """Errors of memory that ran out on a line, after which the program went on."""
+    """Out-of-memory errors on a line that the program caught."""
 
     line: str
     error_count: int
@@ -65,13 +65,13 @@ class Failure:
     """The error that ended the program.
 
     Attributes:
-        line: the innermost of the program's own.
+        line: the innermost line of the program itself.
         step: the number of the step, from 1.
-        missing_bytes: by how much the memory was exceeded, at least; None where that is unknown.
-        explanation: who held the memory and what would fit, as text; None where that is unknown,
-            or the error another.
-        extension: of a Trainer, that ran then, before its turn.
-        missing: the file that is not there.
+        missing_bytes: the least number of bytes that were missing; None if that is unknown.
+        explanation: a text on the owners of the memory and on ways to fit; None if that is unknown,
+            or for other errors.
+        extension: the Trainer's extension that ran then, before its time.
+        missing: the missing file.
     """
 
     line: str
@@ -138,17 +138,17 @@ class DryOutcome:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the program ran, as far as it was to run, in memory of the GPU."""
+        """Tell whether the program ran within the GPU's memory, as far as it was to run."""
         return self.ended in ("steady", "script", "steps") and not self.exit_status
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Return the time of an epoch's steps; None where it is unknown."""
+        """Return the time of an epoch's steps; None if it is unknown."""
         return self._times(self.epoch_steps)
 
     @property
     def run_seconds(self) -> float | None:
-        """Return the time of all steps of the run; None where it is unknown."""
+        """Return the time of all steps of the run; None if it is unknown."""
         return self._times(self.steps_in_script)
 
     def _times(self, count: int | None) -> float | None:

@@ -1,13 +1,13 @@
-"""`Overlay`: a scratch folder in front of the disk, in which changes are made and read back.
+"""`Overlay`: a scratch folder in front of the disk, which takes changes and serves them back.
 
-A path of the program's has its changed file at the same path below ``FOLDER/files``. A file that
-is opened for changing is copied there first; one that is removed has a socket there, which no
-program of the user's puts into it by these functions. A folder that is removed and made again has
-a socket for each of its files before. A folder that is in both places shows the names of both.
-The state is on disk alone, so processes share it by sharing the folder; a few bytes that they map
-tell each that another has changed something, so that most reads ask the system nothing more.
+The changed file of a path is at the same path below ``FOLDER/files``. A file is copied there before
+it is opened for changing. A removed file is marked there by a socket, which the user's program
+cannot create by these functions. A folder that is removed and made again has a socket for each of
+its former files. A folder that exists in both places shows the names of both. The state is only on
+disk, so processes share it by sharing the folder. They also map a few bytes that show each process
+when another has changed something, so most reads need no further system call.
 
-All functions here are those of `posix`, which `umem.dry.disk` never replaces.
+All functions here come from `posix`, which `umem.dry.disk` never replaces.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _PASSING = ("/dev", "/proc", "/sys")
 
 
 def caches(folder: str) -> tuple[str, ...]:
-    """Return the folders whose files stay real: what they hold depends on no value of the run.
+    """Return the folders whose files stay real, because they do not depend on the run's values.
 
-    Compiled kernels of umem and of CuPy, the headers that they are compiled with, and matplotlib's
-    list of fonts. Python's ``__pycache__`` folders stay real as well, wherever they are.
+    They hold compiled kernels of umem and CuPy, the headers for these, and matplotlib's list of
+    fonts. Python's ``__pycache__`` folders stay real as well, wherever they are.
 
     Args:
-        folder: the scratch folder, beside which temporary files outlast the run.
+        folder: the scratch folder; the folder for temporary files that outlast the run is beside
+            it.
     """
     home = os.path.expanduser("~")
     cache = os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
@@ -55,7 +56,7 @@ def caches(folder: str) -> tuple[str, ...]:
 class FolderFacts(NamedTuple):
     """A folder's place, links resolved, and whether anything in it may be changed.
 
-    ``token`` is what `Overlay` had as the last change at the time.
+    ``token`` identifies the last change in the `Overlay` at that time.
     """
 
     token: bytes
@@ -66,12 +67,12 @@ class FolderFacts(NamedTuple):
 class Overlay:
     """The disk as the program of a dry run sees it.
 
-    Methods take and return absolute paths. ``resolved`` paths have no links in them but the last
-    name, and are what the other methods want. Threads may share one; processes share the folder.
+    Methods take and return absolute paths. Most take ``resolved`` paths, in which only the last
+    name may be a link. Threads may share an overlay; processes share its folder.
 
     Args:
-        folder: a folder for all that is written, which exists.
-        real: further folders whose files are opened, changed and removed for real.
+        folder: an existing folder for all changed files.
+        real: further folders whose files are opened, changed and removed on the real disk.
     """
 
     def __init__(self, folder: str, real: tuple[str, ...] = ()) -> None:
@@ -90,7 +91,7 @@ class Overlay:
     # -- names -----------------------------------------------------------------------------------
 
     def absolute(self, path: Name, dir_fd: int | None = None) -> str:
-        """Return a path from the root, as the program sees it; links and dots stay in it."""
+        """Return an absolute path, as the program sees it; links and dots are not resolved."""
         text = os.fsdecode(path)
         if text[:1] != "/":
             if not text:
@@ -104,7 +105,7 @@ class Overlay:
         return self.seen(posix.getcwd())
 
     def of_descriptor(self, number: int | None) -> str:
-        """Return the path of an open file as the program sees it; "" for what has none."""
+        """Return the path of an open file as the program sees it; "" if it has none."""
         try:
             path = posix.readlink(f"/proc/self/fd/{number}")
         except OSError:
@@ -116,7 +117,7 @@ class Overlay:
         return path.removeprefix(self.files) or "/" if _below(path, self.files) else path
 
     def resolved(self, path: str, *, follow: bool = True) -> str:
-        """Return where an absolute path leads, by the links that the program sees."""
+        """Resolve an absolute path by the links that the program sees."""
         head, _, name = path.rpartition("/")
         if name not in _DOTS:
             here = f"{self._facts(head).resolved}/{name}"
@@ -125,7 +126,7 @@ class Overlay:
         return self._walked(path, follow)
 
     def _facts(self, path: str) -> FolderFacts:
-        """Return what is known of a folder by an absolute path, or "" for the root."""
+        """Return the facts of a folder; its path is absolute, or "" for the root."""
         token = self._changes[:]
         known = self._folders.get(path)
         if known is None or known.token != token:
@@ -184,7 +185,7 @@ class Overlay:
         return at or "/"
 
     def _target(self, path: str) -> str | None:
-        """Return where a link points to; None: it is no link."""
+        """Return a link's target; None: the path is not a link."""
         place = self.place(path, as_folder=False)
         try:
             return None if place is None else posix.readlink(place)
@@ -192,13 +193,13 @@ class Overlay:
             return None
 
     def is_real(self, resolved: str) -> bool:
-        """Tell whether a file is opened, changed and removed for real."""
+        """Tell whether a file is opened, changed and removed on the real disk."""
         return f"{resolved}/".startswith(self._real) or "/__pycache__/" in f"{resolved}/"
 
     def place(self, resolved: str, *, as_folder: bool = True) -> str | None:
-        """Return where on the disk the program finds a path; None: it has removed it.
+        """Return the real path of a program's path; None: the program has removed it.
 
-        A folder that is in both places is found in the real one.
+        For a folder in both places, it is the real folder.
         """
         here = self.files + resolved
         try:
@@ -214,16 +215,16 @@ class Overlay:
         return here
 
     def note_change(self) -> None:
-        """Have all processes look up anew where folders lead, and what was changed in them."""
+        """Make all processes look up folders and their changes again."""
         self._changes[:] = os.urandom(len(self._changes))
 
     # -- reading ---------------------------------------------------------------------------------
 
     def unchanged(self, path: Name) -> str | None:
-        """Return the path on the disk of what the program has not changed; None: it may have.
+        """Return the real path of an unchanged file; None: the program may have changed it.
 
-        It is to be opened without following a link, because the program may have changed what a
-        link leads to. Costs a microsecond in a folder without changes, and no call of the system.
+        Open the path without following a link, because the program may have changed a link's
+        target. Costs a microsecond in a folder without changes, and no system call.
         """
         text = path if type(path) is str else os.fsdecode(path)
         absolute = text if text[:1] == "/" else self.absolute(text)
@@ -263,7 +264,7 @@ class Overlay:
         return found
 
     def names(self, resolved: str) -> list[str]:
-        """List what the program sees in a folder."""
+        """List the names that the program sees in a folder."""
         place = self._existing(resolved)
         upper = self.files + resolved
         if self.is_real(resolved) or not _mode(upper):
@@ -277,7 +278,7 @@ class Overlay:
         return list(found)
 
     def is_changed_folder(self, path: str) -> bool:
-        """Tell whether a folder may not show just what is in the real one."""
+        """Tell whether a folder may differ from the real one."""
         return self._facts(path).is_changed
 
     # -- writing ---------------------------------------------------------------------------------
@@ -286,7 +287,7 @@ class Overlay:
         """Return the path to open for writing instead of ``path``.
 
         Raises:
-            OSError: as the system would for this path.
+            OSError: the error that the system would raise for this path.
         """
         exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         follow = not exclusive and not flags & os.O_NOFOLLOW
@@ -322,9 +323,9 @@ class Overlay:
             return resolved if self.is_real(resolved) else self.copied(resolved)
 
     def copied(self, resolved: str, *, empty: bool = False) -> str:
-        """Copy what is at a path into the scratch folder, if it is not there; returns the copy.
+        """Copy a file or folder into the scratch folder, if it is not there; returns the copy.
 
-        A folder is made without what is in it.
+        A folder is made without its contents.
         """
         here = self.files + resolved
         place = self._existing(resolved)
@@ -347,10 +348,10 @@ class Overlay:
         return here
 
     def to_make(self, resolved: str) -> str:
-        """Return the path at which something new is made instead of ``resolved``.
+        """Return the path at which to make something new instead of ``resolved``.
 
         Raises:
-            OSError: something is there, or there is no folder for it.
+            OSError: the path exists, or its folder does not.
         """
         place = self.place(resolved)
         if place is not None and _mode(place):
@@ -363,7 +364,7 @@ class Overlay:
         return here
 
     def make_folder(self, resolved: str, mode: int = 0o777) -> None:
-        """Make a folder, which is empty for the program."""
+        """Make a folder, which the program sees empty."""
         here = self.to_make(resolved)
         posix.mkdir(here, mode)
         if stat.S_ISDIR(_mode(resolved)):
@@ -391,7 +392,7 @@ class Overlay:
         self.note_change()
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or a folder for the program; what it replaces is gone for the program."""
+        """Rename a file or a folder for the program, and replace the target for the program."""
         place = self._existing(source)
         is_folder = stat.S_ISDIR(_mode(place))
         if source == target:
@@ -447,7 +448,7 @@ class Overlay:
     # -- what was written ------------------------------------------------------------------------
 
     def written(self) -> tuple[str, ...]:
-        """List the files that the program believes it has written, sorted."""
+        """List the files that the program has written from its point of view, sorted."""
         return tuple(sorted(self._scratch_files("")))
 
     def _scratch_files(self, resolved: str) -> Iterator[str]:
@@ -474,7 +475,7 @@ class Overlay:
         return place
 
     def _check_parent(self, resolved: str) -> None:
-        """Raise as the system would where a name cannot be added to a folder or taken from it."""
+        """Raise the system's error if a name cannot be added to a folder or removed from it."""
         parent = resolved.rpartition("/")[0] or "/"
         place = self.place(parent)
         mode = 0 if place is None else _mode(place)
@@ -525,7 +526,7 @@ class Overlay:
 
 
 def _shared(path: str) -> mmap:
-    """Map a file of a few bytes that processes share."""
+    """Map a file of a few bytes, which processes share."""
     number = posix.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         posix.ftruncate(number, 8)
@@ -554,7 +555,7 @@ def _copy(source: str, target: str, empty: bool = False) -> None:
 
 
 def _mode(path: str) -> int:
-    """Return the mode of what is at a path, of a link itself; 0 if there is nothing."""
+    """Return a path's mode, without following a link; 0 if the path does not exist."""
     try:
         return posix.lstat(path).st_mode
     except OSError:

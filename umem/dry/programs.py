@@ -1,9 +1,9 @@
 """Things that a dry run does not redirect: other programs, files that C code opens, connections.
 
-Another program would write for real and could not read what this one has written; a library in C
-opens its files past Python. Both stop the run with its line before anything happens. Compilers,
-and Pythons of this environment, which share the scratch folder, are no other programs. Connections
-are not held back; the first one is remembered.
+Another program would write to the real disk and could not read this program's files; a library in
+C opens its files without Python. Both stop the run, naming its line, before anything happens.
+Compilers, and Pythons of this environment, which share the scratch folder, are allowed. So are
+connections; the first one is noted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COMPILERS = re.compile(
     r"([\w.]+-)*(cc|c\+\+|gcc|g\+\+|clang|clang\+\+|cc1|cc1plus|collect2|ld|as|ar|nm|nvcc|cicc|ptxas)"
     r"(-[\d.]+)?"
 )
-"""Names of compilers and of what they start, also as x86_64-linux-gnu-g++-12."""
+"""Names of compilers and of programs that they start, also as x86_64-linux-gnu-g++-12."""
 HARMLESS = ("uname", "ldconfig")
 STARTERS = ("platform", "ctypes.util", "uuid", "matplotlib", "umem")
-"""Modules, with those below them, whose programs only look something up, or compile."""
+"""Modules, submodules included, whose programs only look something up, or compile."""
 _LINE = "umem_software_gpu.pth"
 
 
@@ -46,13 +46,13 @@ def refusal(what: str, way_out: str) -> DryRunError:
 
 
 class Programs:
-    """Judges the programs that a run starts, its databases and its connections.
+    """Checks the programs that a run starts, its databases and its connections.
 
     Args:
         folder: the scratch folder, where the first connection of all processes is noted.
         stops: whether other programs are stopped.
-        shares: whether spawned Pythons have to share the scratch folder.
-        variable: the environment variable by which they do.
+        shares: whether spawned Pythons must share the scratch folder.
+        variable: the environment variable by which they share it.
     """
 
     def __init__(self, folder: str, stops: bool, shares: bool, variable: str) -> None:
@@ -73,14 +73,14 @@ class Programs:
         """Check an audit event.
 
         Raises:
-            DryRunError: it stops the run.
+            DryRunError: the event stops the run.
         """
         check = self._checks.get(event)
         if check is not None:
             check(*given)
 
     def first_connection(self) -> str | None:
-        """Return the first connection as text, of this process or one that it started."""
+        """Return the first connection of this process or its children, as text."""
         try:
             number = posix.open(self._note, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class Programs:
             posix.close(number)
 
     def started(self, file: Any, args: Any, env: Mapping[Any, Any] | None) -> None:
-        """Judge a program that is about to be started.
+        """Check a program that is about to be started.
 
         Raises:
             DryRunError: it is another program, or a Python that would not share the folder.
@@ -167,12 +167,12 @@ def _is_this_python(name: str) -> bool:
 
 
 def _is_tracker(words: Sequence[str]) -> bool:
-    """Tell whether it is multiprocessing's tracker of resources, which writes no file."""
+    """Tell whether a command is multiprocessing's resource tracker, which writes no file."""
     return "multiprocessing.resource_tracker" in words[-1]
 
 
 def _is_without_site(words: Sequence[str]) -> bool:
-    """Tell whether a Python is told by -S to run no .pth file."""
+    """Tell whether a Python has the option -S, by which it runs no .pth file."""
     at = 1
     while at < len(words) and words[at].startswith("-") and not words[at].startswith("--"):
         letters = words[at][1:]
@@ -189,7 +189,7 @@ def _is_without_site(words: Sequence[str]) -> bool:
 
 
 def _loads_line(variable: str) -> bool:
-    """Tell whether Pythons of this environment read the variable as they start."""
+    """Tell whether Pythons of this environment read the variable when they start."""
     for folder in sys.path:
         try:
             with open(os.path.join(folder, _LINE), encoding="utf-8") as file:
@@ -223,7 +223,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _connects_no_files(module: ModuleType) -> Undo:
-    """Have databases in memory attach no files, of which no audit event tells."""
+    """Prevent databases in memory from attaching files, which raises no audit event."""
     real = module.connect
 
     def connect(*given: Any, **named: Any) -> Any:
@@ -245,9 +245,9 @@ def _no_files(action: int, name: str | None, *more: Any) -> int:
 
 
 class Writer(NamedTuple):
-    """A function that opens a file past Python.
+    """A function that opens a file without Python.
 
-    ``path`` and ``mode`` are the places of these arguments; ``mode`` is -1 where it always writes.
+    ``path`` and ``mode`` are the places of these arguments; ``mode`` is -1 if it always writes.
     """
 
     name: str
@@ -268,7 +268,7 @@ WRITERS = {
     "_dbm": Writer("open", 0, "filename", 1, "r"),
     "dbm.ndbm": Writer("open", 0, "filename", 1, "r"),
 }
-"""Known libraries in C whose files cannot be redirected: opened for writing, they stop the run."""
+"""Known C libraries whose files cannot be redirected; opening one for writing stops the run."""
 
 Undo = Callable[[], None]
 
@@ -276,10 +276,10 @@ Undo = Callable[[], None]
 def replace_at_imports(
     programs: Programs, overlay: Overlay | None, variables: Mapping[str, str]
 ) -> Undo:
-    """Replace what starts Pythons and opens files in C, now or when it is imported.
+    """Replace functions that start Pythons or open files in C, now or when they are imported.
 
     Returns:
-        a function that puts everything back.
+        A function that restores them.
     """
     undo: list[Undo] = []
 
@@ -323,7 +323,7 @@ def replace_at_imports(
 
 
 class AfterImport:
-    """A finder that does something to a module once it is loaded."""
+    """A finder that changes a module after it is loaded."""
 
     def __init__(self, steps: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._steps = steps
@@ -344,7 +344,7 @@ class AfterImport:
 
 
 class _ThenLoader(Loader):
-    """A loader that does something to a module that another one has loaded."""
+    """A loader that changes a module after another loader has loaded it."""
 
     def __init__(self, loader: Any, step: Callable[[ModuleType], None]) -> None:
         self._loader, self._step = loader, step
@@ -367,7 +367,7 @@ def _put(owner: Any, name: str, new: Any) -> Undo:
 
 
 def _with_variables(real: Any, variables: Mapping[str, str]) -> Any:
-    """Give every program the variables by which Pythons share the folder."""
+    """Pass to every program the variables by which Pythons share the folder."""
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:
         if named.get("env") is not None:
@@ -389,7 +389,7 @@ def _checked_spawn(programs: Programs) -> Any:
 
 
 def _stop_writer(undo: list[Undo], writer: Writer, overlay: Overlay, module: ModuleType) -> None:
-    """Replace a function that opens files in C by one that refuses writing."""
+    """Replace a function that opens files in C by one that refuses to write."""
     *owners, name = writer.name.split(".")
     owner: Any = module
     for one in owners:

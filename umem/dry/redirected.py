@@ -1,7 +1,7 @@
-"""Functions of `os` and `open` with other paths: one table of how each treats its paths.
+"""Functions of `os`, and `open`, with redirected paths: one table of how each treats its paths.
 
-A function of the table stands for Python's own while an overlay is in force, and calls it with
-paths of that overlay. Errors name the program's own paths.
+While an overlay is in force, a function of the table replaces Python's own, and calls it with the
+overlay's paths. Errors name the program's own paths.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _MODES["x"] = os.O_CREAT | os.O_EXCL
 
 
 class InForce:
-    """The overlay that the functions ask; None: they are Python's own."""
+    """The overlay that the functions use; None: they behave as Python's own."""
 
     overlay: Overlay | None = None
 
 
 in_force = InForce()
 opening = threading.local()
-"""Of a thread, the path that an opener is asked for; the audit hook lets that event pass once."""
+"""By thread, the path that an opener receives; the audit hook ignores its event once."""
 
 
 class Redirected:
-    """A function in the place of one of Python's, which it calls with other paths.
+    """A replacement of one of Python's functions, which it calls with redirected paths.
 
-    It is no Python function, so that as an attribute of a class it becomes no method; and it is
-    equal to what it stands for, so that ``os.supports_dir_fd`` and its like know it.
+    It is not a Python function, so it does not become a method as an attribute of a class. It is
+    equal to the function that it replaces, so ``os.supports_dir_fd`` and similar sets contain it.
     """
 
     def __init__(self, real: Any, treatment: Callable[..., Any]) -> None:
@@ -67,7 +67,7 @@ class Redirected:
 
 
 class _Named:
-    """Has errors of a block name the program's own paths; quick, as a program asks often."""
+    """Makes errors in a block name the program's own paths; fast, because it is called often."""
 
     __slots__ = ("_other", "_path")
 
@@ -89,7 +89,7 @@ def _read(
     overlay: Overlay, real: Any, path: Any, *more: Any, dir_fd: Any = None, follow: bool = True,
     **named: Any,
 ) -> Any:  # fmt: skip
-    """Read at a path: a file's facts, where a link points, whether one may."""
+    """Read at a path: a file's facts, a link's target, permissions."""
     if isinstance(path, int):
         return real(path, *more, **named)
     with _Named(path):
@@ -100,7 +100,7 @@ def _read(
 def _facts(
     overlay: Overlay, real: Any, path: Any, *, dir_fd: Any = None, follow_symlinks: bool = True
 ) -> Any:
-    """Be ``os.stat`` and ``os.lstat``."""
+    """Replace ``os.stat`` and ``os.lstat``."""
     follow = follow_symlinks and real is posix.stat
     if isinstance(path, int):
         return real(path)
@@ -115,7 +115,7 @@ def _facts(
 
 
 def _may(overlay: Overlay, real: Any, path: Any, *more: Any, **named: Any) -> bool:
-    """Be ``os.access``, which raises nothing where there is no file."""
+    """Replace ``os.access``, which raises no error for a missing file."""
     try:
         return bool(_read(overlay, real, path, *more, **named))
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _change(
     overlay: Overlay, real: Any, path: Any, *more: Any, dir_fd: Any = None, follow: bool = True,
     **named: Any,
 ) -> Any:  # fmt: skip
-    """Change what is at a path: its mode, times, owner, length."""
+    """Change a file's mode, times, owner or length."""
     if isinstance(path, int):
         found = overlay.of_descriptor(path)
         mode = os.fstat(path).st_mode
@@ -216,7 +216,7 @@ def _link(
 def _open_descriptor(
     overlay: Overlay, real: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None
 ) -> Any:
-    """Be ``os.open``."""
+    """Replace ``os.open``."""
     with _Named(path):
         if flags & WRITING:
             return real(overlay.to_open(path, flags, dir_fd), flags, mode)
@@ -229,7 +229,7 @@ def _open_file(
     encoding: Any = None, errors: Any = None, newline: Any = None, closefd: bool = True,
     opener: Any = None,
 ) -> Any:  # fmt: skip
-    """Be ``open``."""
+    """Replace ``open``."""
     more = (buffering, encoding, errors, newline, closefd)
     if not isinstance(file, (str, bytes, os.PathLike)) or not isinstance(mode, str):
         return real(file, mode, *more, opener)
@@ -256,7 +256,7 @@ def _open_file(
 
 
 def _unchanged_file(overlay: Overlay, real: Any, file: Any, mode: str, more: Any) -> Any:
-    """Open a file for reading in a folder in which nothing was changed; None: it is none."""
+    """Open a file for reading in a folder without changes; None: it may have changes."""
     place = overlay.unchanged(file)
     if place is None or not more[-1]:
         return None
@@ -274,7 +274,7 @@ def _unchanged_file(overlay: Overlay, real: Any, file: Any, mode: str, more: Any
 
 
 def _renamed(opened: Any, file: Any) -> Any:
-    """Have an open file bear the name by which the program opened it."""
+    """Give an open file the name by which the program opened it."""
     raw = getattr(opened, "buffer", opened)
     getattr(raw, "raw", raw).name = file
     return opened
@@ -299,9 +299,10 @@ def _scan(overlay: Overlay, real: Any, path: Any = None) -> Any:
 
 
 def _listed_by_overlay(overlay: Overlay, path: Any) -> str | None:
-    """Return the folder of which the overlay has to list the names; None: the real disk has them.
+    """Return the folder whose names the overlay must list; None: the real disk lists them.
 
-    The program has then made, renamed or removed something in it, or it stands elsewhere.
+    The overlay lists a folder in which the program has made, renamed or removed something, or that
+    is at another place.
     """
     if isinstance(path, int):
         absolute = overlay.of_descriptor(path)
@@ -315,7 +316,7 @@ def _listed_by_overlay(overlay: Overlay, path: Any) -> str | None:
 
 
 class Scanned:
-    """The iterator of ``os.scandir``, of a folder that the program has changed."""
+    """The iterator of ``os.scandir`` over a folder that the program has changed."""
 
     def __init__(self, overlay: Overlay, resolved: str, path: Any) -> None:
         self._entries = iter(
@@ -329,7 +330,7 @@ class Scanned:
         return next(self._entries)
 
     def close(self) -> None:
-        """Give no more entries."""
+        """Stop the iteration."""
         self._entries = iter(())
 
     def __enter__(self) -> Scanned:
@@ -340,7 +341,7 @@ class Scanned:
 
 
 class ScannedEntry:
-    """An entry that stands for an ``os.DirEntry``."""
+    """A replacement of an ``os.DirEntry``."""
 
     def __init__(self, overlay: Overlay, resolved: str, path: Any, name: str) -> None:
         self._overlay, self._resolved = overlay, f"{'' if resolved == '/' else resolved}/{name}"
@@ -349,7 +350,7 @@ class ScannedEntry:
         self.path = self.name if isinstance(path, int) else os.path.join(given, self.name)
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the facts of the file, of a link itself on demand."""
+        """Return the file's facts; with ``follow_symlinks`` False, the link's own."""
         place = self._overlay.to_read(self._resolved, follow=follow_symlinks)
         found = self._resolved if place is None else place
         return posix.stat(found) if follow_symlinks else posix.lstat(found)
@@ -373,11 +374,11 @@ class ScannedEntry:
         return self._has_type(stat.S_ISLNK, False)
 
     def is_junction(self) -> bool:
-        """Tell whether it is a link of Windows: never."""
+        """Return False: only Windows has junctions."""
         return False
 
     def inode(self) -> int:
-        """Return its number on the disk."""
+        """Return its inode number on the disk."""
         return self.stat(follow_symlinks=False).st_ino
 
     def __fspath__(self) -> Any:
@@ -415,11 +416,11 @@ TREATMENTS: dict[str, Callable[..., Any]] = {
     "scandir": _scan,
     **dict.fromkeys(("getcwd", "getcwdb"), _current),
 }
-"""Functions of `os`, each with how it treats its paths; `open` itself is beside them."""
+"""Functions of `os`, each with the treatment of its paths; `open` is handled beside them."""
 
 
 def replacements() -> Iterator[tuple[Any, Any]]:
-    """Give each real function with what stands for it."""
+    """Yield each real function with its replacement."""
     for name, treatment in TREATMENTS.items():
         real = getattr(posix, name)
         yield real, Redirected(real, treatment)

@@ -1,4 +1,4 @@
-"""Reads of memory whose contents a dry run does not know, by the program's line."""
+"""Reads of memory with unknown contents in a dry run, by the program's line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import FrameType
 from umem.trace import is_installed
 
 MOST_READS = 10_000
-"""Reads on one line, with nothing else new, after which a loop is taken for one that ends by a
-value. Iterative solvers give up earlier: at 1,000 iterations or ten times the unknowns in SciPy's
-`cg` and scikit-learn's `Lasso`; 10,000 take a dry run some seconds."""
+"""Reads on one line, with no other event, after which a loop counts as waiting for a value.
+Iterative solvers give up earlier: SciPy's `cg` after ten iterations an unknown, scikit-learn's
+`Lasso` after 1,000. A dry run makes 10,000 reads in some seconds."""
 
 
 class EndlessReads(SystemExit):
-    """Ends a program that asks for one value again and again; `line` is where."""
+    """Ends a program that reads one value again and again, on the line `line`."""
 
     def __init__(self, line: str) -> None:
         super().__init__(1)
@@ -26,13 +26,13 @@ class EndlessReads(SystemExit):
 
 
 class UnknownReads(Counter[tuple[str, str]]):
-    """Counts reads of unknown memory, by line and kernel, and stops a loop that has no end.
+    """Counts reads of unknown memory, by line and kernel, and stops an endless loop.
 
-    It takes the place of the dry runtime's ``reads``. What Chainer reads to print and to save is
-    counted apart: no step depends on it.
+    It replaces the dry runtime's ``reads``. Chainer's reads to print and save values are counted
+    separately, because no step depends on them.
 
     Attributes:
-        reported: the number of those.
+        reported: the number of Chainer's reads.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class UnknownReads(Counter[tuple[str, str]]):
         self.reported = 0
 
     def __setitem__(self, key: tuple[str, str], count: int) -> None:
-        """Count a read of unknown memory by line and kernel; those for Chainer's reports, apart.
+        """Count a read of unknown memory by line and kernel; Chainer's for reports separately.
 
         Raises:
-            EndlessReads: the line reads on and on.
+            EndlessReads: the line reads without end.
         """
         if _is_for_report():
             self.reported += 1
@@ -59,7 +59,7 @@ class UnknownReads(Counter[tuple[str, str]]):
             raise EndlessReads(key[0])
 
     def restart_counts(self) -> None:
-        """Note that something new has happened."""
+        """Restart the counts, because another event has happened."""
         self._since = Counter()
 
 
@@ -71,7 +71,7 @@ _REPORTING = tuple(
 
 
 def _is_for_report() -> bool:
-    """Tell whether Chainer reads by itself, inside of the program's innermost line."""
+    """Tell whether Chainer itself reads, inside the program's innermost line."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and is_installed(frame.f_code.co_filename):
         if any(part in frame.f_code.co_filename for part in _REPORTING):
@@ -81,12 +81,12 @@ def _is_for_report() -> bool:
 
 
 def is_answered(line: str, place: str) -> bool:
-    """Tell whether ``--answer`` means a line, by the end of its path, as the runtime does."""
+    """Tell whether ``--answer`` names a line, by the end of its path, as the runtime does."""
     return line == place or line.endswith(f"/{place}")
 
 
 def shortest(lines: Iterable[str]) -> dict[str, str]:
-    """Return the shortest end of each line's path that is no other file's.
+    """Return for each line the shortest end of its path that no other file shares.
 
     >>> shortest(["/a/b/train.py:3", "/a/c/train.py:3", "/a/c/train.py:5", "/a/net.py:1"]).values()
     dict_values(['b/train.py:3', 'c/train.py:3', 'c/train.py:5', 'net.py:1'])

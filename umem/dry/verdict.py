@@ -1,4 +1,4 @@
-"""The report of a dry run, for a person who asks whether a program will fit."""
+"""The report of a dry run as text: whether the program fits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from umem.units import format_bytes, format_seconds
 
 _UNKNOWN = "not known whether it fits"
 _MOST_LINES = 8
-"""Lines of the program that are listed for what they read; the JSON has all."""
+"""At most this many lines of the program are listed with their reads; the JSON has all."""
 
 
 def report(outcome: DryOutcome, script: str) -> str:
     """Format an outcome as lines of text.
 
     Args:
-        outcome: of the run.
+        outcome: the run's outcome.
         script: the program's short name.
     """
     vram = format_bytes(outcome.vram_bytes)
@@ -33,7 +33,7 @@ def report(outcome: DryOutcome, script: str) -> str:
 
 
 def _verdict(outcome: DryOutcome) -> Iterator[str]:
-    """Yield the answer, and on what that rests: fits, does not fit, or unknown, and why."""
+    """Yield the answer and its reason: fits, does not fit, or unknown."""
     lines = list(dict.fromkeys(one.line for one in outcome.asked if not one.answered))
     where = _listed(lines)
     if outcome.failure is not None:
@@ -56,7 +56,7 @@ def _verdict(outcome: DryOutcome) -> Iterator[str]:
 
 
 def _failed(outcome: DryOutcome, failure: Failure, lines: list[str]) -> Iterator[str]:
-    """Yield what ended the script."""
+    """Yield the reason for the script's end."""
     if outcome.ended == "out of memory":
         when = f", in step {failure.step}" if outcome.has_steps else ""
         if failure.extension is not None:
@@ -133,7 +133,7 @@ def _ran(outcome: DryOutcome) -> str:
 
 
 def _asked(outcome: DryOutcome) -> Iterator[tuple[str, str]]:
-    """Yield what was asked of unknown memory, a row for each line of the program."""
+    """Yield the reads of unknown values, a row for each line of the program."""
     lines = list(dict.fromkeys(one.line for one in outcome.asked))
     for line in lines[:_MOST_LINES]:
         of_line = [one for one in outcome.asked if one.line == line]

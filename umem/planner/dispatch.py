@@ -318,5 +318,5 @@ def register_method(name: str, family: Family) -> None:
         GraphError: a method of that name exists; nothing has changed.
     """
     if name in ("auto", rematerialize.NAME, *METHODS):
-        raise GraphError(f"there is a method {name!r} already: choose another name")
+        raise GraphError(f"method {name!r} is already registered: choose another name")
     METHODS[name] = family

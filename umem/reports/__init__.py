@@ -1,22 +1,21 @@
 """Reports on traces and results, for people and for other tools: text, pictures, pages.
 
 The commands of cli print and write them; chainer's `Recompute` draws a step before and after a
-plan. A report sees traces and results, and no allocator.
+plan. Reports use traces and results, and never allocators.
 
     text/             writes reports for a terminal
-    pictures/         draws them by matplotlib
+    pictures/         draws them with matplotlib
     page/             writes one HTML page
     outputs.py        lists the files that ``umem report`` can write, and registers others
-    step_json.py      makes plain values of an analysis and of a comparison, for JSON and for the
-                      page
+    step_json.py      turns an analysis or a comparison into plain values, for JSON and for the page
     perfetto.py       writes a trace as Chrome trace events, which Perfetto shows
     side_by_side.py   shows modes side by side, and a step before and after a plan
     paging_report.py  is `paging`: the pages that moved in a block, by the line that allocated them
-    page_owners.py    divides moves of pages among the arrays whose memory the pages had
+    page_owners.py    divides moves of pages among the arrays in those pages
 
 - `paging` is here and not in memory, because it draws.
 - The moves come from devices/virtual/residency.py or, on a GPU, from CUPTI by
-  devices/cuda/cupti.py, which never ran on one.
+  devices/cuda/cupti.py, which has never run on one.
 """
 
 from typing import TYPE_CHECKING

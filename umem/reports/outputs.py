@@ -1,4 +1,4 @@
-"""The files that ``umem report`` writes of a trace; a new one of the library is one entry here."""
+"""The files that ``umem report`` can write; a new one in the library is one entry here."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ReportRequest(NamedTuple):
     """An analysis to report, and the options of the report.
 
     Attributes:
-        analysis: of the trace.
-        name: of the trace.
-        vram: compared with the peak.
+        analysis: the trace's analysis.
+        name: the trace's name.
+        vram: the VRAM to compare with the peak.
         provenance: facts about the report's source, in this order.
     """
 
@@ -33,10 +33,10 @@ class Output:
     """A kind of file that ``umem report`` can write.
 
     Attributes:
-        name: the option that asks for it, ``--name FILE``, or ``--export name FILE``.
+        name: the name in its option, ``--name FILE`` or ``--export name FILE``.
         help: its use, in a few words.
         write: writes the file.
-        is_export: whether ``--export`` asks for it, rather than an option of its own.
+        is_export: whether it uses ``--export``, rather than an option of its own.
         then: a sentence on using the file; or empty.
     """
 
@@ -100,11 +100,11 @@ def register_output(output: Output) -> None:
     """Register a kind of file for ``umem report --export``.
 
     Raises:
-        StateError: there is one of that name, or it asks for an option of its own, which the
-            command has no more room for once it is loaded; nothing has changed.
+        StateError: the name is already registered, or ``is_export`` is False: the loaded command
+            cannot add an option. Nothing has changed.
     """
     if any(known.name == output.name for known in OUTPUTS):
-        raise StateError(f"there is an output {output.name!r} already: choose another name")
+        raise StateError(f"output {output.name!r} is already registered: choose another name")
     if not output.is_export:
-        raise StateError(f"--export {output.name} FILE asks for it: leave is_export as it is")
+        raise StateError(f"a registered output uses --export {output.name} FILE: keep is_export")
     OUTPUTS.append(output)

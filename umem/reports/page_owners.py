@@ -1,4 +1,4 @@
-"""Division of moves of pages among the arrays whose memory the pages had."""
+"""Division of moves of pages among the arrays in those pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELSEWHERE = "memory from before the block, of other threads or inside of operati
 
 
 class PagePart(NamedTuple):
-    """A part of a move that lies in one array; ``low`` and ``high`` are shares of the array."""
+    """The part of a move in one array; ``low`` and ``high`` are shares of the array."""
 
     move: PageMove
     place: str
@@ -23,7 +23,7 @@ class PagePart(NamedTuple):
 
 
 class OwnedRange(NamedTuple):
-    """The memory of an array, when it was allocated, and by which frames."""
+    """The memory of an array, the time of its allocation, and the frames that allocated it."""
 
     seconds: float
     address: int
@@ -34,8 +34,8 @@ class OwnedRange(NamedTuple):
 def divided(moves: Iterable[PageMove], arrays: Iterable[OwnedRange]) -> Iterator[PagePart]:
     """Yield the moves by time, divided among the arrays that were allocated there last.
 
-    Arrays that were freed keep what no later one has. The last array of a page has its bytes that
-    no array has; the first has its faults.
+    A freed array keeps its bytes until a later array has them. The last array of a page also gets
+    the page's bytes that no array has; the first gets its faults.
     """
     reader, owners = Reader(), Owners()
     names: dict[Places, str] = {}
@@ -62,14 +62,14 @@ def divided(moves: Iterable[PageMove], arrays: Iterable[OwnedRange]) -> Iterator
 
 
 class Owners:
-    """The array that a byte of the address space belonged to last."""
+    """The last array at each byte of the address space."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._owned: list[tuple[int, OwnedRange]] = []  # where the range ends, and whose it is
 
     def own(self, array: OwnedRange) -> None:
-        """Give an array its range, and cut those that were there."""
+        """Give an array its range, and remove the range from earlier arrays."""
         low, high = array.address, array.address + array.nbytes
         first, last = self._touched(low, high)
         kept: list[tuple[int, int, OwnedRange]] = [(low, high, array)]

@@ -22,9 +22,9 @@ ROWS = 10
 def paging() -> PageTracker:
     """Report which pages of managed memory move in a block: ``with umem.paging() as p: step()``.
 
-    On a GPU the moves are read from CUPTI's counters of unified memory, for the whole process. That
-    needs cupti-python, and no other profiler may be on. On a virtual or software GPU they are the
-    model's, *simulated*. It has never run on a GPU.
+    On a GPU the moves come from CUPTI's counters of unified memory, for the whole process. This
+    needs cupti-python, and no other profiler may be active; it has never run on a GPU. On a virtual
+    or software GPU the moves come from the model (*simulated*).
 
     >>> import umem
     >>> with umem.virtual_gpu("t4", vram="8MiB"), umem.managed() as memory, umem.paging() as p:
@@ -42,9 +42,9 @@ class PagedMemory:
 
     Attributes:
         place: the line, or `ELSEWHERE`.
-        in_bytes, out_bytes: what moved into VRAM, and out of it.
-        new_bytes: what was written there for the first time, without a copy.
-        gpu_faults, host_faults: faults on it, as in `PageTracker`.
+        in_bytes, out_bytes: bytes moved into VRAM, and out of it.
+        new_bytes: bytes written in VRAM for the first time, without a copy.
+        gpu_faults, host_faults: faults on the memory, as in `PageTracker`.
     """
 
     place: str
@@ -56,19 +56,21 @@ class PagedMemory:
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes moved both ways."""
+        """Return the bytes moved in both directions."""
         return self.in_bytes + self.out_bytes
 
 
 class PageTracker(WatchingBlock["PageTracker"]):
     """Records the moves of pages in a block; `umem.paging` makes one.
 
-    ``moves`` has them all, in the order in which they were reported, which for a GPU is after its
-    work. Lines are known of arrays that the block's own thread allocates inside of it. Memory of a
-    page that several arrays share is divided among them, and the last has what none of them has.
+    ``moves`` has all moves in the order in which they were reported; a GPU reports them after its
+    work. A line is known for arrays that the block's own thread allocates in the block. The bytes
+    of a page that several arrays share are divided among them; the last array also gets the unused
+    bytes.
 
-    Cost: a walk over the frames an allocation, and some 200 bytes of host memory for each
-    allocation and each move, kept as long as the tracker: for some steps, not for a whole training.
+    Cost: a walk over the frames at each allocation, and some 200 bytes of host memory for each
+    allocation and move, kept as long as the tracker. Use it for some steps, not for a whole
+    training.
     """
 
     title = "umem.paging()"
@@ -94,7 +96,7 @@ class PageTracker(WatchingBlock["PageTracker"]):
         device.follow(scope, watcher)
 
     def begin(self) -> None:
-        """Note the time: what an allocation moves is its own; see `Watcher`."""
+        """Note the time: moves during an allocation belong to the new array; see `Watcher`."""
         if self._now is not None:
             self._before = self._now()
 
@@ -106,7 +108,7 @@ class PageTracker(WatchingBlock["PageTracker"]):
             self._arrays.append(OwnedRange(self._before, address, nbytes, stack))
 
     def freed(self, ticket: Any) -> None:
-        """Keep the array: its pages may move until the memory is another's; see `Watcher`."""
+        """Keep the array: its pages may move until another array has the memory; see `Watcher`."""
 
     def _count_dead(self) -> None:
         pass
@@ -122,12 +124,12 @@ class PageTracker(WatchingBlock["PageTracker"]):
 
     @property
     def gpu_faults(self) -> int:
-        """Return the faults of the GPU: blocks of 2 MiB in the model, groups of faults by CUPTI."""
+        """Return the GPU's faults: blocks of 2 MiB in the model, groups of faults from CUPTI."""
         return sum(move.gpu_faults for move in self.moves)
 
     @property
     def host_faults(self) -> int:
-        """Return the faults of the host, which the model does not have."""
+        """Return the host's faults; the model has none."""
         return sum(move.host_faults for move in self.moves)
 
     @property
@@ -152,7 +154,7 @@ class PageTracker(WatchingBlock["PageTracker"]):
 
     @property
     def prefetched_bytes(self) -> int:
-        """Return the bytes that the program's prefetches moved, both ways."""
+        """Return the bytes that the program's prefetches moved, in both directions."""
         return self._sum("in", "out", cause="prefetch")
 
     def parts(self) -> Iterator[PagePart]:
@@ -220,11 +222,11 @@ class PageTracker(WatchingBlock["PageTracker"]):
         last.
 
         Args:
-            file: its name.
-            force: replace a file that exists.
+            file: the file's name.
+            force: replace an existing file.
 
         Raises:
-            FileError: the file exists, and ``force`` is not given.
+            FileError: the file exists, and ``force`` is False.
             MissingDependencyError: matplotlib is not installed. OSError: it cannot be written.
         """
         from umem.reports.pictures.moves_picture import draw_pages

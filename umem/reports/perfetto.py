@@ -1,8 +1,8 @@
 """A trace as Chrome trace events, which ui.perfetto.dev and chrome://tracing show.
 
-One track a phase with the operations as slices, one with the ends of steps, and a counter of
-memory by kind. The clock is the host time spent in operations; a trace without times gets a
-sequence clock of a microsecond an operation, and its process is named so.
+Each phase has a track with its operations as slices; another track has the ends of steps, and a
+counter shows memory by kind. The clock is the host time spent in operations; a trace without times
+gets a sequence clock of a microsecond an operation, and its process's name says so.
 
 The format: "Trace Event Format" of the Chromium project (JSON object format; phases X, C, i, M).
 """
@@ -19,7 +19,7 @@ from umem.trace.analysis import Analysis, Curve, kind_curves
 
 PROCESS = 1
 STEPS = len(PHASES)
-"""The track of step ends; the phases have the tracks before it."""
+"""The track of step ends, after the tracks of the phases."""
 
 
 def perfetto(analysis: Analysis, name: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _slice(op: Op, index: int, start: float, micros: float) -> dict[str, Any]:
 
 
 def _counter(curves: dict[str, Curve], index: int, now: float) -> Iterator[dict[str, Any]]:
-    """Yield what is alive while an operation runs: the most since the one before."""
+    """Yield the live bytes while an operation runs: the most since the previous operation."""
     if curves:  # a counter without a series is none
         values = {kind: int(curve[index]) for kind, curve in curves.items()}
         yield {**_base("C", "memory", 0), "ts": now, "args": values}

@@ -29,7 +29,7 @@ def draw_modes(
     """Write a PNG: a bar for each mode's step time, and one step's memory below.
 
     Args:
-        plain_seconds: a step where VRAM has room for all of it, as the bar to compare with.
+        plain_seconds: the time of a step with enough VRAM, drawn as the bar to compare with.
 
     Raises:
         MissingDependencyError: matplotlib is not installed. OSError: the file cannot be written.
@@ -107,8 +107,8 @@ class _StepCurve(NamedTuple):
 def _step(rows: Sequence[ModeRow]) -> _StepCurve | None:
     """Return the last step of the first mode that fits and completed one; None without timelines.
 
-    If there is no such mode: all that the first mode with a timeline has run, up to its end.
-    Tensors are the same in every mode; their lifetimes differ, so time is in shares of the step.
+    If there is no such mode, return the whole run of the first mode with a timeline. Tensors are
+    the same in every mode; their lifetimes differ, so time is in shares of the step.
     """
     whole = [row for row in rows if row.fits and row.timeline and row.step_seconds]
     row = next(iter(whole or [row for row in rows if row.timeline]), None)

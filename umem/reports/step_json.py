@@ -1,4 +1,4 @@
-"""An analysis, and a comparison of two, as plain values: what --json prints and a page carries."""
+"""An analysis, and a comparison of two, as plain values, for ``--json`` and for pages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def summary(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[str
     """Return a trace's figures; events count from 0, steps from 1 as in the recorded run.
 
     Args:
-        name: of the trace.
-        vram: compared with the peak.
+        name: the trace's name.
+        vram: the VRAM to compare with the peak.
     """
     trace = analysis.trace
     content = {
@@ -66,11 +66,11 @@ def step_json(analysis: Analysis, name: str, vram: Vram | None = None) -> dict[s
 def comparison_json(
     comparison: Comparison, before: str, after: str, vram: Vram | None = None
 ) -> dict[str, Any]:
-    """Return every figure of both traces with its change; null where one has none.
+    """Return every figure of both traces with its change; null for a missing figure.
 
     Args:
         before, after: names of the traces.
-        vram: compared with both peaks.
+        vram: the VRAM to compare with both peaks.
     """
     content: Mapping[str, Any] = {
         "before": before,
@@ -92,7 +92,7 @@ def ranks_json(found: RankedTraces, vram: Vram | None = None) -> dict[str, Any]:
 
     Args:
         found: the ranks.
-        vram: compared with the largest peak.
+        vram: the VRAM to compare with the largest peak.
     """
     compared = None if vram is None else _vram(vram, found.largest.peak_bytes / vram.nbytes)
     return {**found.to_json(), "vram": compared}

@@ -69,7 +69,7 @@ for wrong in ("start", "", 3):
     assert leaks == "0 [2000]"
     assert "CuPy reports allocations but no kernels" in caveat
     assert int(count) == 1 + 3 * 6
-    assert len(wrong) == 3 and all("a mark is a text" in line for line in wrong)
+    assert len(wrong) == 3 and all("a mark must be text" in line for line in wrong)
 
 
 @pytest.mark.skipif(find_package() is None, reason="Chainer is not installed")

@@ -27,9 +27,9 @@ def step_page(
     """Return the page, in ASCII.
 
     Args:
-        name: of the trace.
+        name: the trace's name.
         provenance: facts about the page's source, in this order.
-        vram: draws the line of the VRAM.
+        vram: the VRAM, drawn as a line.
     """
     content = {
         **summary(analysis, name, vram),
@@ -54,7 +54,7 @@ def write(request: ReportRequest, file: IO[bytes]) -> None:
 
 
 def embedded(content: Any) -> str:
-    """Encode JSON to stand inside a script element: ASCII, and nothing that ends the element."""
+    """Encode JSON for a script element: in ASCII, without any text that ends the element."""
     text = json_text(content, compact=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -63,7 +63,7 @@ def _part(name: str) -> str:
     return (PARTS / name).read_text(encoding="ascii").rstrip("\n")
 
 
-# -- what the chart is drawn from --------------------------------------------------------------
+# -- the chart's data --------------------------------------------------------------------------
 
 
 class _Table:

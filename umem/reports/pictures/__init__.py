@@ -1,4 +1,4 @@
-"""Reports as pictures, by matplotlib (extra ``plot``).
+"""Reports as pictures, drawn with matplotlib (extra ``plot``).
 
 ``umem report`` writes the timeline, and `umem.paging` draws moves.
 

@@ -1,4 +1,4 @@
-"""Memory over a trace as a picture: bytes of each kind, the peak, the VRAM, what ran."""
+"""Memory over a trace as a picture: bytes of each kind, the peak, the VRAM, the operations."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _bands(panel: Any, analysis: Analysis, factor: int) -> None:
     )
 
 
-# -- what is below it --------------------------------------------------------------------------
+# -- below the timeline ------------------------------------------------------------------------
 
 
 def _kinds(panel: Any, analysis: Analysis) -> None:

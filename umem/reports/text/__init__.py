@@ -4,6 +4,6 @@
 
     step.py         writes the analysis of a trace
     comparison.py   writes the comparison of two traces
-    rank_report.py  writes a run of several ranks: who held most, what was sent
+    rank_report.py  writes a run of several ranks: their peaks and the bytes that they sent
     lines.py        makes tables that drop columns rather than overflow, and wraps text
 """

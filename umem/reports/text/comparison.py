@@ -1,4 +1,4 @@
-"""A comparison of two traces as text; what differs carries its sign."""
+"""A comparison of two traces as text; each difference has its sign."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def comparison_text(
 
     Args:
         before, after: names of the traces.
-        width: cells of a line; none is wider.
-        vram: compared with both peaks.
+        width: the largest width of a line, in cells.
+        vram: the VRAM to compare with both peaks.
     """
     yield from (Text(line, style="bold") for line in wrapped(f"{before} -> {after}", width))
     if comparison.common_share < 0.5:

@@ -16,7 +16,7 @@ LONGEST = 1000
 """At most this many characters of a text are wrapped: more than umem itself writes at once."""
 _HANG = "  "
 MOST_LINES = 4
-"""A name takes at most this many lines; the end of a longer one is left out."""
+"""A name takes at most this many lines; the end of a longer one is cut off."""
 NARROWEST = 18
 """The first column keeps this width while other columns can be dropped."""
 
@@ -115,7 +115,7 @@ def code_lines(first: str, line: str, width: int) -> list[str]:
     """Format a line of code so that it stays code: a comment that has no room follows below.
 
     Args:
-        first: text before the line, which those after it are indented by.
+        first: text before the line; its width is the indentation of the following lines.
         line: a statement, or a ``with`` statement with or without its body, and a comment.
         width: cells of a line; code that cannot be broken may be wider.
     """

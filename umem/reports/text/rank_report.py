@@ -1,4 +1,4 @@
-"""All ranks of a run as text: who held most, what was sent, what each one did."""
+"""All ranks of a run as text: their peaks, the bytes that they sent, and their operations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def ranks_text(found: RankedTraces, width: int, vram: Vram | None = None) -> Ite
 
     Args:
         found: the ranks.
-        width: cells of a line; none is wider.
-        vram: compared with the largest peak.
+        width: the largest width of a line, in cells.
+        vram: the VRAM to compare with the largest peak.
     """
     for line in _summary(found, width, vram):
         yield Text(line)

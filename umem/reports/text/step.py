@@ -29,10 +29,10 @@ def step_text(
     """Format an analysis as a report.
 
     Args:
-        name: of the trace.
-        width: cells of a line; none is wider.
-        vram: compared with the peak.
-        plain: only characters of ASCII.
+        name: the trace's name.
+        width: the largest width of a line, in cells.
+        vram: the VRAM to compare with the peak.
+        plain: use only ASCII characters.
     """
     lines = _lines(analysis, name, width, vram, plain)
     return map(partial(_ascii, width), lines) if plain else lines
@@ -134,7 +134,7 @@ def _peak(analysis: Analysis, width: int, vram: Vram | None) -> Iterator[Text]:
 
 
 def _lines_of(tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield the lines that made most of the bytes; nothing where no lines were recorded."""
+    """Yield the lines that made most of the bytes; none if no lines were recorded."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.stack:
@@ -176,7 +176,7 @@ def _bar(share: float, size: int, plain: bool) -> str:
 
 
 def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
-    """Yield a table of the largest tensors alive at the peak, alike ones together."""
+    """Yield a table of the largest tensors alive at the peak, similar ones together."""
     alike = Counter(_make(analysis, tensor) for tensor in analysis.peak.tensors)
     largest = sorted(alike, key=lambda make: -alike[make] * make.nbytes)[:ROWS]
     columns = [
@@ -195,7 +195,7 @@ def _tensors(analysis: Analysis, width: int) -> Iterator[Text]:
 
 
 class _Make(NamedTuple):
-    """Properties by which tensors are grouped as alike."""
+    """Properties by which similar tensors are grouped."""
 
     label: str
     nbytes: int
@@ -208,7 +208,7 @@ def _make(analysis: Analysis, tensor: Tensor) -> _Make:
 
 
 def _maker(analysis: Analysis, tensor: Tensor) -> str:
-    """Return what made a tensor: a framework's operation, or the line where that is known."""
+    """Return a tensor's maker: a framework's operation, or the line if it is known."""
     op = None if tensor.maker is None else analysis.reading.op(tensor.maker)
     if tensor.stack and (op is None or op.phase == "array"):
         return innermost(tensor.stack)
@@ -235,7 +235,7 @@ def _op_table(
 ) -> list[str]:
     """Format the first `ROWS` operations as a table, in their order.
 
-    A narrow one keeps their times if ``by_time``, else their bytes.
+    A narrow table keeps the times if ``by_time``, otherwise the bytes.
     """
     ops = ops[:ROWS]
     time, memory = (0, 3) if by_time else (3, 0)
@@ -303,7 +303,7 @@ def _marks(analysis: Analysis, count: int) -> list[str]:
     return cells
 
 
-# -- what outlives its step --------------------------------------------------------------------
+# -- leaks -------------------------------------------------------------------------------------
 
 
 def _data(analysis: Analysis, width: int) -> Iterator[Text]:
