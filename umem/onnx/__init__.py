@@ -1,10 +1,10 @@
-"""Models of any framework, exported to ONNX: their steps as traces, and what makes them fit a GPU.
+"""Models exported to ONNX from any framework: their steps as traces, and ways to fit a GPU.
 
-``umem choose MODEL.onnx`` uses it, and no other room does. Nothing is run, and Chainer is not
-needed. The package onnx is imported when a file is read.
+Only ``umem choose MODEL.onnx`` uses this package. It runs no model and does not need Chainer. The
+package onnx is imported when a file is read.
 
     exported/  makes the trace of a step from a file
-    fitting/   tries what makes that step fit a GPU
+    fitting/   tries ways to make that step fit a GPU
 """
 
 from typing import TYPE_CHECKING

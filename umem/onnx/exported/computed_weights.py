@@ -1,10 +1,10 @@
-"""Weights that nodes make: which of a graph's tensors are trained, and which are statistics.
+"""Weights that nodes make: finds a graph's trained tensors, and its statistics.
 
-Some exporters write weights as Constant nodes, some as numbers that a node repeats. Both look like
-the constants of a formula. The products tell: where most of them take their weights from such
-nodes, the model has its weights there, and all floating-point arrays that nodes make of nothing are
-parameters. Statistics of batch normalisation that are computed from what the file gives, as by a
-cast, are state whose makers run once, before the step.
+Some exporters write weights as Constant nodes, some as a number that a node repeats. Both look like
+the constants of a formula; the products decide. If most products take their weights from such
+nodes, all floating-point arrays that nodes make without inputs are parameters. Statistics of batch
+normalisation that are computed from the file alone, for example by a cast, are state; the nodes
+that make them run once, before the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPEATING = "ConstantOfShape"
 
 def with_made_weights(graph: OnnxGraph) -> OnnxGraph:
     """Return the graph with computed weights as parameters, and computed statistics as inputs."""
-    # For each tensor that depends on the file alone, whether a trained initialiser is behind it.
+    # For each tensor that depends on the file alone: does it come from a trained initialiser?
     has_weight = {name: name in graph.parameters for name in graph.constants}
     made = graph.constants - graph.parameters  # of nothing
     makers: dict[str, OnnxNode] = {}

@@ -1,8 +1,8 @@
-"""A step of an exported model, training or inference, as a trace that nothing has run.
+"""A step of an exported model, for training or inference, as a trace made without a run.
 
-Models: what Chainer's recorder would have seen of the same functions: tensors, views, what the
-tape keeps until the end of backward, gradients, an optimizer's state. Does not model: a loss (the
-gradient of each output is there when backward begins), contents, what a framework fuses.
+Models: the events that Chainer's recorder would see for the same functions: tensors, views, tensors
+that the tape keeps until the end of backward, gradients, an optimizer's state. Does not model: a
+loss (the gradients of the outputs exist when backward begins), contents, a framework's fusion.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ExportedStep:
     """A step of a model in ONNX.
 
     Attributes:
-        trace: one step; its backend is ``model``, because nothing has run.
-        names: the model's name for each call of forward that has a backward, in order.
+        trace: one step; its backend is ``model``, because nothing was run.
+        names: the model's name for each forward call that has a backward, in order.
     """
 
     trace: Trace
@@ -56,22 +56,22 @@ def onnx_step(
     """Make a step of a model in ONNX: forward, backward and update, or forward alone.
 
     Args:
-        path: the file; weights in files beside it need not be there.
-        sizes: a whole number of at least 1 for each dynamic axis, by its name in the model, or
-            ``"x[0]"`` for one of the input ``x`` without a name.
-        optimizer: whose state is counted; ``"none"``: no update.
-        inference: the model is not trained: nothing is kept for a backward, dropout does nothing,
-            and normalisations read their statistics.
+        path: the file; files with weights beside it may be missing.
+        sizes: a whole number of at least 1 for each dynamic axis, by its name in the model, or as
+            ``"x[0]"`` for an unnamed axis of the input ``x``.
+        optimizer: the optimizer whose state counts; ``"none"``: no update.
+        inference: make an inference step: no tensor is kept for backward, dropout does nothing, and
+            normalisations read their statistics.
 
     Raises:
-        OnnxError: no such file, not a model in ONNX, an operator that is unknown or holds a
-            graph, sizes that are missing or contradict the graph, a shape that depends on data,
-            nothing to train, unless for inference. Names the node or the axis.
+        OnnxError: the file does not exist or is not an ONNX model; an operator is unknown or holds
+            a graph; sizes are missing or contradict the graph; a shape depends on data; or the
+            model has no parameter to train, except for inference. Names the node or the axis.
         MissingDependencyError: onnx is not installed.
     """
     if optimizer not in get_args(OptimizerName):
         known = ", ".join(get_args(OptimizerName))
-        raise OnnxError(f"the optimizer is one of {known}; got {quoted(optimizer)}")
+        raise OnnxError(f"optimizer must be one of {known}; got {quoted(optimizer)}")
     read = read_onnx(path, sizes)
     graph = fused(inferred(read), read)
     writer = _StepWriter(graph, inference=inference)
@@ -90,7 +90,7 @@ def graph_of(
     Args:
         path: see `onnx_step`.
         sizes: see `onnx_step`.
-        cost: see `umem.planner.from_trace`; no time was measured.
+        cost: see `umem.planner.from_trace`; ``seconds`` is not possible, because no time is known.
 
     Raises:
         OnnxError, MissingDependencyError: see `onnx_step`. GraphError: ``cost`` is unknown.
@@ -100,14 +100,14 @@ def graph_of(
 
 @dataclass
 class _Placed:
-    """A tensor of the graph, and the memory that it is in.
+    """A tensor of the graph, and its memory.
 
     Attributes:
         kind: its shape and type.
-        memory: the access to all of the trace's tensor that it is, or is a view of.
-        strides: where its elements lie, in elements.
-        source: as in a `TapeEntry`: the call that made it, or that none has.
-        rank: how many calls on a tape are before it, at most.
+        memory: the access to the whole tensor of the trace that it is, or is a view of.
+        strides: its strides, in elements.
+        source: the call that made it, or none, as in a `TapeEntry`.
+        rank: the largest number of calls on a tape before it.
     """
 
     kind: TensorType
@@ -131,8 +131,8 @@ class _StepWriter:
         made = {name for node in graph.nodes for name in node.outputs}
         self._statistics = statistics_of(graph) - made
         self._nodes = [node for node in graph.nodes if not graph.runs_on_host(node)]
-        # Memory that forward allocates: its uses in forward that are to come, whether it stays
-        # until backward is over, and what is there.
+        # Memory that forward allocates: its future uses in forward, whether it stays until the end
+        # of backward, and its contents.
         self._uses = Counter(name for node in self._nodes for name in node.inputs)
         self._waiting: Counter[int] = Counter()
         self._held: set[int] = set()
@@ -222,7 +222,7 @@ class _StepWriter:
         outs: Sequence[_Placed],
         stash: Sequence[Alloc],
     ) -> TapeEntry:
-        """Note a call for backward, and hold what it keeps; return its entry on the tape."""
+        """Note a call for backward, and hold its saved tensors; return its entry on the tape."""
         operator, number, out = OPERATORS[node.op], len(self.calls), outs[0]
         present = [(place, value) for place, value in enumerate(values) if value is not None]
         places = operator.kept_inputs(has_gradient)

@@ -1,8 +1,8 @@
-"""Contents of small tensors that follow from the model alone: what shapes are made of.
+"""Contents of small tensors that follow from the model alone, from which shapes are made.
 
-ONNX's own propagation leaves out operators (a Reshape before version 14), and a file of a few
-hundred bytes could have it double a vector at each node: only outputs that are small are computed,
-by ONNX's reference of operators that need no more memory than these.
+ONNX's own propagation skips some operators (a Reshape before version 14), and a file of a few
+hundred bytes could make it double a vector at each node. So only small outputs are computed, with
+ONNX's reference implementation of operators that need no more memory than their output.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fold(onnx: Any, node: Any, known: KnownTensors, opsets: list[Any]) -> None:
 def evaluated(
     onnx: Any, nodes: list[Any], inputs: dict[str, Any], outputs: list[str], opsets: list[Any]
 ) -> Any:
-    """Run nodes by ONNX's reference."""
+    """Run nodes with ONNX's reference implementation."""
     from onnx.reference import ReferenceEvaluator
 
     make = onnx.helper.make_empty_tensor_value_info
@@ -66,7 +66,7 @@ def evaluated(
 
 
 def _is_large(node: Any, inputs: dict[str, Any]) -> bool:
-    """Tell whether an operator would make more than its small output, by numbers that overflow."""
+    """Tell whether a Pad or Tile may need more memory than its small output, by its numbers."""
     if node.op_type not in ("Pad", "Tile") or len(node.input) < 2:
         return False
     numbers = [int(n) for n in np.ravel(inputs[node.input[1]])]

@@ -1,4 +1,4 @@
-"""Functions of a model, put in the place of their calls."""
+"""Inlining of a model's functions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from umem.errors import OnnxError
 from umem.units import MIB
 
 DEEPEST = 64
-"""Functions may call one another this deep: a bound against hostile files, far above those that
-exporters write."""
+"""The deepest nesting of function calls: a limit against hostile files, far above exporters'
+files."""
 GROWTH, ROOM_BYTES = 4, 64 * MIB
-"""A model may grow to this many times its bytes, and this much more: a bound against hostile files.
-A choice that no measurement supports."""
+"""A model may grow to this many times its bytes, plus this many: a limit against hostile files. A
+choice that no measurement supports."""
 
 
 def inlined(model: Any) -> Any:
     """Return the model with each call of a function replaced by the function's operators.
 
     Raises:
-        OnnxError: functions that call themselves, or that make the model many times as large.
+        OnnxError: a function calls itself, or the model becomes many times as large.
     """
     if not model.functions:
         return model
@@ -32,7 +32,7 @@ def inlined(model: Any) -> Any:
         """Return the bytes of nodes after inlining.
 
         Raises:
-            OnnxError: functions call one another too deep, or in a ring.
+            OnnxError: calls are nested too deep, or form a ring.
         """
         if depth > DEEPEST:
             raise OnnxError(f"functions of the model call one another {DEEPEST} deep, or in a ring")
@@ -49,8 +49,8 @@ def inlined(model: Any) -> Any:
     most = GROWTH * model.ByteSize() + ROOM_BYTES
     if (size := grown(model.graph.node, 0)) > most:
         raise OnnxError(
-            f"with its functions in the place of their calls the model would have {size} bytes of "
-            f"operators; umem reads at most {most}"
+            f"with its functions inlined the model would have {size} bytes of operators; "
+            f"umem reads at most {most}"
         )
     import onnx.inliner
 
@@ -58,12 +58,12 @@ def inlined(model: Any) -> Any:
         return onnx.inliner.inline_local_functions(model)
     except Exception as error:  # RuntimeError, ValidationError, DecodeError
         raise OnnxError(
-            f"the functions of the model cannot be put in their places: {quoted(str(error))}"
+            f"the functions of the model cannot be inlined: {quoted(str(error))}"
         ) from error
 
 
 def with_inner(nodes: Any) -> Iterator[Any]:
-    """Yield nodes, and those of the graphs in their attributes."""
+    """Yield nodes, and the nodes of the graphs in their attributes."""
     todo = list(nodes)
     while todo:
         node = todo.pop()

@@ -1,14 +1,13 @@
-"""Formulas that exporters write out, put back into the one operator that they are.
+"""Fuses formulas that exporters write out into one operator.
 
-A GELU, SiLU or layer normalisation is one function of a framework, which keeps its input; exporters
-before some version of ONNX's operators write it as a formula, whose operators would keep an array
-each. A formula is known by what it computes: where a part of the graph has one input, and nothing
-but elementwise operators, means over one set of axes and single numbers, it is computed on a few
-numbers by ONNX's reference, and compared with each function. So it does not matter in which way it
-is written.
+A GELU, SiLU or layer normalisation is one function of a framework, which keeps its input. For older
+versions of ONNX's operators, exporters write it as a formula, whose operators would keep an array
+each. A formula is recognised by its values, however it is written: a part of the graph with one
+input, and with only elementwise operators, means over one set of axes and single numbers, is
+computed on a few numbers with ONNX's reference implementation, and compared with each function.
 
-A group normalisation is known by its form: an instance normalisation of groups that a Reshape made
-channels, and a Reshape back.
+A group normalisation is recognised by its form: a Reshape that makes groups channels, an instance
+normalisation, and a Reshape back.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from umem.onnx.exported.onnx_graph import OnnxGraph, OnnxNode
 from umem.onnx.exported.onnx_reading import CheckedModel
 
 MOST_NODES = 16
-"""At most this many operators form a formula, so that the search ends soon. A choice that no
-measurement supports."""
+"""At most this many operators form a formula, which limits the search. A choice that no measurement
+supports."""
 TOLERANCE = 1e-4
-"""A formula may be this far from its function, as exporters round constants. A choice that no
-measurement supports."""
+"""A formula may differ this much from its function, because exporters round constants. A choice
+that no measurement supports."""
 SAMPLES = 24
 """A formula is compared on this many numbers. A choice that no measurement supports."""
 Function = Callable[..., Any]
@@ -75,9 +74,9 @@ class _Formula:
     """A subgraph with one input.
 
     Attributes:
-        input: its name.
-        places: of its nodes.
-        axes: over which it takes means; None where it takes none.
+        input: the input's name.
+        places: the places of its nodes.
+        axes: the axes of its means; None if it has no mean.
     """
 
     input: str
@@ -86,15 +85,15 @@ class _Formula:
 
 
 class _NoMatch(Exception):
-    """The subgraph is no formula."""
+    """The subgraph is not a formula."""
 
 
 def fused(graph: OnnxGraph, read: CheckedModel) -> OnnxGraph:
     """Replace each subgraph that computes a known function by that function's operator.
 
     Args:
-        graph: of the model.
-        read: the model, whose versions of operators count.
+        graph: the model's graph.
+        read: the model, for its versions of operators.
     """
     parts = _Parts(graph, read)
     nodes: dict[int, OnnxNode | None] = {}
@@ -301,10 +300,11 @@ class _Parts:
     def with_affine(
         self, node: OnnxNode, places: set[int], place: int
     ) -> tuple[OnnxNode, set[int], int]:
-        """Merge the product and the sum behind a normalisation into it, as its scale and bias.
+        """Merge the product and the sum after a normalisation into it, as its scale and bias.
 
-        Of a layer's or a group's, where nothing else reads what lies between. Returns the node, the
-        places of all nodes that it replaces, and that of the last one; as given for others.
+        Only for layer and group normalisations whose intermediate outputs have no other reader;
+        others are returned unchanged. Returns the node, the places of all nodes that it replaces,
+        and the place of the last one.
         """
         if node.op not in ("LayerNormalization", "GroupNormalization"):
             return node, places, place

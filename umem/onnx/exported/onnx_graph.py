@@ -34,9 +34,9 @@ class OnnxNode:
     """One operator of a graph.
 
     Attributes:
-        name: the model's own name for it, or that of its first output.
+        name: the model's own name for it, or its first output's name.
         op: its kind, such as ``Conv``.
-        inputs, outputs: names of tensors; empty where an optional one is left out.
+        inputs, outputs: names of tensors; empty for an omitted optional one.
         attributes: numbers, text and lists of them.
     """
 
@@ -52,12 +52,12 @@ class OnnxGraph:
     """A graph with known shapes.
 
     Attributes:
-        nodes: in the order in which they run.
+        nodes: the operators, in the order in which they run.
         tensors: the type of every tensor, by its name.
-        inputs: names of what comes from outside, at each step.
-        parameters: names of what is trained: floating-point initialisers that are no single number.
-        constants: names of what else is given.
-        outputs: names of what the graph is for.
+        inputs: names of the step's inputs.
+        parameters: names of trained tensors: floating-point initialisers of more than one number.
+        constants: names of all other given tensors.
+        outputs: names of the graph's outputs.
         values: contents of small tensors that follow from the model and its sizes.
     """
 
@@ -70,9 +70,7 @@ class OnnxGraph:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def is_on_host(self, name: str) -> bool:
-        """Tell whether a tensor is a scalar or a shape, which is an argument and no device
-        memory.
-        """
+        """Tell whether a tensor is a scalar or a shape: an argument without device memory."""
         kind = self.tensors[name]
         if name in self.inputs:
             return False

@@ -1,11 +1,11 @@
-"""The shape of every tensor, node by node, by ONNX's own inference.
+"""The shape of every tensor, node by node, from ONNX's own inference.
 
-ONNX infers the types of one node at a time; what shapes are made of is computed in between
-(`onnx_folding`). A file of a few hundred bytes could have a rank doubled at each node: so each is
-checked before the next node sees it.
+ONNX infers the types of one node at a time; between nodes, `onnx_folding` computes the contents of
+tensors from which shapes are made. A file of a few hundred bytes could double a rank at each node,
+so each shape is checked before the next node uses it.
 
-The model's own statements on shapes of intermediate tensors are not read: exporters write them
-wrongly, and ONNX Runtime does not keep to them either.
+Shapes of intermediate tensors in the file are ignored: exporters write them wrongly, and ONNX
+Runtime ignores them too.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from umem.onnx.exported.onnx_weights import KnownTensors
 from umem.onnx.exported.operators import OPERATORS
 
 SAME_SHAPES = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
-"""Operators without ONNX shape inference in some versions, each with one of equal shapes."""
+"""Operators without shape inference in some versions, each with one that has equal shapes."""
 
 
 def inferred(read: CheckedModel) -> OnnxGraph:
     """Return the graph of a model with the type of every tensor.
 
     Raises:
-        OnnxError: shapes that do not go together, depend on data, or are of no machine; a branch or
-            sequence that depends on data. Names the node.
+        OnnxError: shapes contradict each other, depend on data, or exceed any machine's memory; or
+            a branch or sequence depends on data. Names the node.
     """
     onnx, graph, known = read.onnx, read.model.graph, read.known
     opsets = list(read.model.opset_import)
@@ -78,7 +78,7 @@ def _infer(
     found = _types(onnx, node, place, version, opsets, known)
     for name in filter(None, node.output):
         if name in known.types:
-            raise OnnxError(f"{node_name(node, place)} makes {quoted(name)}, which is there twice")
+            raise OnnxError(f"{node_name(node, place)} makes {quoted(name)}, which already exists")
         kind = found.get(name)
         shape = _shape(kind, node, name, known)
         shape = count_of_nonzero(node, known) if shape is None else shape
@@ -93,8 +93,8 @@ def _infer(
         given = known.types.get(node.input[0]) if node.input else None
         if node.op_type == "Reshape" and given is not None and made.size != given.size:
             raise OnnxError(  # which ONNX's inference lets pass
-                f"{node_name(node, place)} (Reshape): shapes do not go together: {made.size} "
-                f"elements of {given.size}; the graph may be right for the size alone that it was "
+                f"{node_name(node, place)} (Reshape): shapes contradict each other: {made.size} "
+                f"elements from {given.size}; the graph may be valid only for the size that it was "
                 "exported at"
             )
 
@@ -103,7 +103,7 @@ def _absent(known: KnownTensors) -> str:
     if not known.absent:
         return ""
     names = ", ".join(quoted(name) for name in sorted(known.absent)[:3])
-    return f"; external data that a shape may need are not there: {names}"
+    return f"; external data that a shape may need are missing: {names}"
 
 
 def _types(
@@ -126,13 +126,13 @@ def _types(
         raise OnnxError("the shapes of the model need more memory than there is") from error
     except Exception as error:  # InferenceError, SchemaError, RuntimeError or ValueError
         raise OnnxError(
-            f"{node_name(node, place)} ({node.op_type}): shapes do not go together, or are not "
+            f"{node_name(node, place)} ({node.op_type}): shapes contradict each other, or are not "
             f"known: {quoted(str(error))}{_absent(known)}"
         ) from error
 
 
 def _shape(kind: Any, node: Any, name: str, known: KnownTensors) -> list[int] | None:
-    """Return a shape with every axis known; the input's if ONNX leaves it so."""
+    """Return a shape with every axis known; the input's if ONNX has no inference for it."""
     if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
         dims = kind.tensor_type.shape.dim
         return [d.dim_value for d in dims] if all(d.HasField("dim_value") for d in dims) else None
@@ -152,9 +152,9 @@ def _node(onnx: Any, node: Any, place: int) -> OnnxNode:
 
 
 def _with_unique_names(nodes: list[OnnxNode]) -> list[OnnxNode]:
-    """Make node names unique: a repeated one is replaced by the output's name, or the place.
+    """Make node names unique: replace a repeated one by the output's name, or by the place.
 
-    A schedule names them.
+    Schedules identify nodes by name.
     """
     taken: set[str] = set()
     found = []

@@ -1,8 +1,8 @@
-"""Operators that are put in other operators' terms: branches that are decided, and sequences.
+"""Lowering of branches and sequences to simpler operators.
 
-An exporter writes a branch on a shape as an If, and parts of a tensor as a sequence. Where the
-condition, or the place in the sequence, follows from the model and its sizes, no such thing is
-left; anything else is refused.
+An exporter writes a branch on a shape as an If, and parts of a tensor as a sequence. If the
+condition, or the place in the sequence, follows from the model and its sizes, both are replaced;
+otherwise the model is refused.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from umem.onnx.exported.onnx_weights import KnownTensors, add_initializers
 MOST_PARTS = 10_000
 """A tensor may be split into a sequence of at most this many parts."""
 INT64 = 7
-"""ONNX's number of the type."""
+"""ONNX's number for the type."""
 
 
 class Lowering:
     """Replaces nodes by simpler ones, one after the other, as their inputs become known.
 
     Args:
-        read_version: of ONNX's own operators.
+        read_version: the version of ONNX's own operators.
     """
 
     def __init__(self, onnx: Any, known: KnownTensors, version: int, folder: Any) -> None:
@@ -41,7 +41,7 @@ class Lowering:
         """Return the nodes that replace one; None if it stays.
 
         Raises:
-            OnnxError: a branch that depends on data, or a sequence that is used otherwise.
+            OnnxError: a branch depends on data, or a sequence is used in another way.
         """
         make = _MADE.get(node.op_type)
         if make is not None:
@@ -144,8 +144,8 @@ class Lowering:
         found = self._sequences.get(node.input[0]) if node.input else None
         if found is None:
             raise OnnxError(
-                f"{node_name(node, place)} ({node.op_type}) reads a sequence that the model does "
-                "not make of parts that are known"
+                f"{node_name(node, place)} ({node.op_type}) reads a sequence whose parts are not "
+                "known"
             )
         return found
 

@@ -1,7 +1,7 @@
-"""An ONNX file, read and checked; shapes by ONNX's own inference.
+"""Reads and checks an ONNX file.
 
-A file may come from anywhere. Nothing in it is run, weights are never needed, and of what a shape
-may depend on only small arrays are read.
+Files are untrusted. Nothing in them is run, and weights are never needed: only small arrays are
+read, on which a shape may depend.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN_DOMAINS = ("", "ai.onnx")
 LARGEST_FILE_BYTES = (2 << 30) - 1
 """The largest file that protobuf reads."""
 BRANCHES = ("If", "Loop", "Scan", "SequenceMap")
-"""Operators that hold a graph, which runs as often as the data say."""
+"""Operators that hold a graph, which the data may run any number of times."""
 LOWERED = (
     "If", "CastLike", "SplitToSequence", "SequenceAt", "SequenceConstruct", "SequenceLength",
     "ConcatFromSequence",
@@ -43,8 +43,8 @@ class CheckedModel:
         onnx: the package.
         model: its ModelProto; every dynamic axis of the inputs has its size.
         known: tensors of the file and the inputs.
-        inputs: names of what comes from outside.
-        folder: where the file lies.
+        inputs: names of the inputs.
+        folder: the file's folder.
     """
 
     onnx: Any
@@ -55,17 +55,17 @@ class CheckedModel:
 
 
 def read_onnx(path: str | PathLike[str], sizes: Mapping[str, int] | None = None) -> CheckedModel:
-    """Read a model, and check all that needs no shapes.
+    """Read a model, and make all checks that need no shapes.
 
     Args:
-        path: the file; weights in files beside it need not be there.
-        sizes: a whole number of at least 1 for each dynamic axis, by its name in the model, or
-            ``"x[0]"`` for one without a name.
+        path: the file; files with weights beside it may be missing.
+        sizes: a whole number of at least 1 for each dynamic axis, by its name in the model, or as
+            ``"x[0]"`` for an unnamed axis.
 
     Raises:
-        OnnxError: no such file, not a model in ONNX, an operator that is unknown or holds a
-            graph, sizes that are missing or unknown, tensors that no machine has. Names the node
-            or the axis.
+        OnnxError: the file does not exist or is not an ONNX model; an operator is unknown or holds
+            a graph; sizes are missing or unknown; or a tensor exceeds any machine's memory. Names
+            the node or the axis.
         MissingDependencyError: onnx is not installed.
     """
     onnx = _onnx()
@@ -103,7 +103,7 @@ def _parsed(onnx: Any, path: Path) -> Any:
     """Parse a file.
 
     Raises:
-        OnnxError: it cannot be read, or is no model.
+        OnnxError: the file cannot be read, or is not a model.
     """
     try:
         nbytes = os.stat(path).st_size
@@ -213,12 +213,12 @@ def _check_graph(graph: Any, known: set[str], whose: str) -> None:
         for name in node.output:
             if name and name in known:
                 raise OnnxError(
-                    f"{node_name(node, place)} makes {quoted(name)}, which is there twice"
+                    f"{node_name(node, place)} makes {quoted(name)}, which already exists"
                 )
             known.add(name)
     for output in graph.output:
         if output.name not in known:
-            raise OnnxError(f"the output {quoted(output.name)}{whose} is made by no node")
+            raise OnnxError(f"no node makes the output {quoted(output.name)}{whose}")
 
 
 def _check_operator(node: Any, place: int) -> None:
@@ -229,15 +229,15 @@ def _check_operator(node: Any, place: int) -> None:
     known = node.op_type in OPERATORS or node.op_type in LOWERED
     if node.domain not in OWN_DOMAINS or not known:
         raise OnnxError(
-            f"{_kind_name(node, place)}, which umem does not know: what it keeps for backward has "
-            "to stand in umem/onnx/exported/operators.py"
+            f"{_kind_name(node, place)}, which umem does not know: add its saved tensors to "
+            "umem/onnx/exported/operators.py"
         )
 
 
 def holds_a_graph(node: Any, place: int) -> str:
-    """Word the error for an operator that holds a graph."""
+    """Return the error message for an operator that holds a graph."""
     return (
-        f"{_kind_name(node, place)}, which holds a graph that runs as the data say: export the "
+        f"{_kind_name(node, place)}, which holds a graph whose runs depend on data: export the "
         "model without it, with the loop unrolled or one branch chosen"
     )
 
@@ -288,7 +288,7 @@ def _set_sizes(graph: Any, sizes: dict[str, int]) -> None:
 
 
 def is_fixed(dim: Any) -> bool:
-    """Tell whether an axis has a size; some exporters write a negative one for a dynamic axis."""
+    """Tell whether an axis has a size; some exporters write a negative size for a dynamic axis."""
     return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
 
 
@@ -305,14 +305,14 @@ def dims_of(x: Any) -> Any:
     """Return the axes of an input.
 
     Raises:
-        OnnxError: it is no tensor, or no number of axes is said.
+        OnnxError: the input is not a tensor, or its number of axes is unknown.
     """
     if not x.type.HasField("tensor_type"):
-        raise OnnxError(f"{quoted(x.name)} is no tensor but a sequence, a map or an optional one")
+        raise OnnxError(f"{quoted(x.name)} is a sequence, a map or an optional, not a tensor")
     if not x.type.tensor_type.HasField("shape"):
         raise OnnxError(
-            f"the model does not say how many axes its input {quoted(x.name)} has: export it with "
-            "a shape, in which an axis may be dynamic"
+            f"the model's input {quoted(x.name)} has an unknown number of axes: export it with a "
+            "shape, in which an axis may be dynamic"
         )
     if len(x.type.tensor_type.shape.dim) > MOST_AXES:
         raise OnnxError(f"{quoted(x.name)} has {len(x.type.tensor_type.shape.dim)} axes")

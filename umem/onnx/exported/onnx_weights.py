@@ -1,7 +1,7 @@
-"""Initialisers and constants of an ONNX graph: their types, and contents only where they are small.
+"""Initialisers and constants of an ONNX graph: their types, and the contents of small ones.
 
-Tensors that a shape may depend on are small. All others are weights, of which the shape is enough,
-so that neither their contents nor their files are needed.
+Tensors on which a shape may depend are small. All others are weights: their shape is enough, so
+neither their contents nor their files are needed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from umem.trace import LARGEST_BYTES
 
 SMALL = 4096
 """Arrays of at most this many elements may affect a shape; larger ones are weights. A choice that
-no measurement supports: arrays that do have an element an axis."""
+no measurement supports: an array that affects a shape has one element an axis."""
 SMALL_FLOATS = 64
-"""The same for floating-point arrays, such as scales of a resize, and a choice, too."""
+"""The same limit for floating-point arrays, such as scales of a resize; also a choice."""
 MOST_AXES = 64
 """A tensor may have this many axes, as in NumPy."""
 
@@ -34,11 +34,11 @@ class KnownTensors:
 
     Attributes:
         types: their types.
-        elements: their types of elements, by ONNX's numbers.
+        elements: their element types, as ONNX's numbers.
         values: the contents of small ones.
         initializers: names of the file's initialisers.
         constants: names of the file's constant nodes.
-        absent: small ones whose file is not there.
+        absent: small ones whose file is missing.
     """
 
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class KnownTensors:
         """Add a tensor's type.
 
         Raises:
-            OnnxError: no machine has such a tensor.
+            OnnxError: the tensor exceeds any machine's memory.
         """
         self.types[name] = found = type_of(onnx, name, elements, tuple(shape))
         self.elements[name] = elements
         return found
 
     def is_small(self, name: str) -> bool:
-        """Tell whether a tensor is so small that its contents may affect a shape."""
+        """Tell whether a tensor is small enough to affect a shape."""
         kind = self.types[name]
         return kind.size <= (SMALL_FLOATS if kind.is_float else SMALL)
 
@@ -68,12 +68,12 @@ def add_initializers(onnx: Any, graph: Any, known: KnownTensors, folder: Path) -
     """Add the types of a graph's initialisers and constants, and the contents of small ones.
 
     Args:
-        known: where they are added.
-        folder: the folder of the model's file, in which its external data is.
+        known: the known tensors, to which they are added.
+        folder: the folder of the model's file, which has its external data.
 
     Raises:
-        OnnxError: a tensor is too large for any machine, is sparse, or has contents that do not fit
-            its type.
+        OnnxError: a tensor exceeds any machine's memory, is sparse, or has contents that do not
+            match its type.
     """
     for tensor in graph.initializer:
         known.initializers.add(tensor.name)
@@ -90,17 +90,17 @@ def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> N
     """Add the tensor of a Constant node, whose contents are an attribute, to those known.
 
     Raises:
-        OnnxError: it is sparse, is no number, or has not one value; or as `_take`.
+        OnnxError: the constant is sparse, not numeric, or does not have one value; or as `_take`.
     """
     name = node.output[0]
     if len(node.attribute) != 1 or node.attribute[0].HasField("sparse_tensor"):
-        raise OnnxError(f"the constant {quoted(name)} is sparse, or has not one value")
+        raise OnnxError(f"the constant {quoted(name)} is sparse, or does not have one value")
     attribute = node.attribute[0]
     if attribute.HasField("t"):
         _take(onnx, attribute.t, name, known, folder)
         return
     if attribute.name not in ("value_int", "value_ints", "value_float", "value_floats"):
-        raise OnnxError(f"the constant {quoted(name)} is no number")
+        raise OnnxError(f"the constant {quoted(name)} is not a number")
     is_float = "float" in attribute.name
     value = onnx.helper.get_attribute_value(attribute)
     array = np.array(value, np.float32 if is_float else np.int64)
@@ -111,12 +111,12 @@ def _take_constant(onnx: Any, node: Any, known: KnownTensors, folder: Path) -> N
 
 
 def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) -> None:
-    """Add a tensor's type to those known, and its contents if it is small and they are there.
+    """Add a tensor's type to the known ones, and its contents if it is small and they exist.
 
     A small tensor whose file cannot be read is marked absent.
 
     Raises:
-        OnnxError: no machine has such a tensor, or its contents are not of its shape.
+        OnnxError: the tensor exceeds any machine's memory, or its contents do not match its shape.
     """
     kind = known.add(onnx, name, tensor.data_type, tensor.dims)
     if not known.is_small(name):
@@ -130,7 +130,7 @@ def _take(onnx: Any, tensor: Any, name: str, known: KnownTensors, folder: Path) 
     except Exception as error:  # of several classes, by what is wrong
         if not is_external:
             raise OnnxError(
-                f"{quoted(name)} has other contents than its shape says: {quoted(str(error))}"
+                f"{quoted(name)} has contents that do not match its shape: {quoted(str(error))}"
             ) from error
         known.absent.add(name)
 
@@ -144,7 +144,7 @@ def _external_data(tensor: Any, folder: Path, nbytes: int) -> bytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     file = (folder / entries["location"]).resolve(strict=True)
     if not file.is_relative_to(folder.resolve()) or not file.is_file():
-        raise ValueError("external data lie in a file of the model's folder")
+        raise ValueError("external data must be in a file of the model's folder")
     with file.open("rb") as opened:
         opened.seek(int(entries.get("offset", 0)))
         found: bytes = opened.read(nbytes)
@@ -154,10 +154,10 @@ def _external_data(tensor: Any, folder: Path, nbytes: int) -> bytes:
 
 
 def type_of(onnx: Any, name: str, data_type: int, shape: tuple[int, ...]) -> TensorType:
-    """Return a tensor's type, after checking that a machine could hold it.
+    """Return a tensor's type, after checking that a machine could hold the tensor.
 
     Raises:
-        OnnxError: its element type is unknown or text, its shape is not valid, or it is too large.
+        OnnxError: its element type is unknown or text, its shape is invalid, or it is too large.
     """
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(data_type)

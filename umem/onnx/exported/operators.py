@@ -32,21 +32,21 @@ class Operator:
     """Saved tensors, workspace and operations of one ONNX operator.
 
     Attributes:
-        source: the derivative, or whose rule it is.
+        source: the derivative, or the source of the rule.
         inputs: places of the inputs that backward reads.
         output: whether backward reads the first output.
-        other: places of inputs of which each is kept only where the other has a gradient.
+        other: places of two inputs; each is kept only if the other has a gradient.
         stash: function state by name: bytes from the node and its types.
         flops: operations of forward, a multiply and an add being two; None: one an element.
-        products: whether each gradient of an input is as much work again; otherwise backward is as
-            much work as forward.
+        products: whether each gradient of an input costs as much as forward; otherwise all of
+            backward does.
         workspace: bytes needed only while it runs, forward or backward.
         passes: the kind of its inputs' gradients; ``same``: the output's own array.
-        view: whether the output lies in the first input's memory, where its shape allows it.
-        elementwise: whether the output lies as the first input does.
-        trained: how many inputs may have a gradient; None: all.
+        view: whether the output is a view of the first input, if its shape allows it.
+        elementwise: whether the output has the first input's memory layout.
+        trained: the number of inputs that may have a gradient; None: all.
         statistics: places of inputs that are changed in place and not trained.
-        gathers: whether it reads of its first input as much as it writes.
+        gathers: whether it reads only as much of its first input as it writes.
     """
 
     source: str
@@ -74,7 +74,7 @@ class Operator:
         return tuple(sorted(set(found)))
 
     def arithmetic(self, made: TensorType) -> str:
-        """Return the kind of its work, by the type of what it makes."""
+        """Return the kind of its arithmetic, from the type of its output."""
         if not made.is_float:
             return FLOAT32
         if self.products:
@@ -154,7 +154,7 @@ def _gates(count: int) -> Work:
     return kept
 
 
-# -- what is kept beside inputs and outputs --------------------------------------------------------
+# -- function state --------------------------------------------------------------------------------
 
 
 def _like_input(node: OnnxNode, ins: Types, outs: Types) -> int:

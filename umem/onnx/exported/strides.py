@@ -1,4 +1,4 @@
-"""Strides of arrays: which reshapes are views, and which copy.
+"""Strides of arrays, which decide whether a reshape is a view or a copy.
 
 Strides count elements. The rules are NumPy's, which CuPy and PyTorch follow.
 """
@@ -21,9 +21,7 @@ def packed(shape: Sequence[int]) -> Ints:
 
 
 def as_laid_out(shape: Sequence[int], strides: Sequence[int]) -> Ints:
-    """Return the strides of a new array with another one's axis order, as elementwise functions
-    make.
-    """
+    """Return the strides of an elementwise function's output: packed, in the input's axis order."""
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
     found = [0] * len(shape)
     for axis, stride in zip(order, packed([shape[axis] for axis in order]), strict=True):
@@ -34,8 +32,8 @@ def as_laid_out(shape: Sequence[int], strides: Sequence[int]) -> Ints:
 def reshaped(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> Ints | None:
     """Return the strides of a reshaped view; None if the data must be copied.
 
-    Axes go in groups of equal products, and a group of old axes is one run of memory, or there is
-    no view.
+    Old and new axes are matched in groups of equal products; a view needs each group of old axes to
+    be one run of memory.
     """
     if 0 in shape:
         return packed(new)
@@ -69,9 +67,9 @@ def strides_of_view(
 
     Args:
         op: an operator of ONNX that makes views.
-        shape, strides: of its input.
-        new: the shape of its output.
-        axes: of a transposition; None: all in reverse.
+        shape, strides: its input's shape and strides.
+        new: its output's shape.
+        axes: a transposition's axes; None: all in reverse.
     """
     if op == "Transpose":
         return tuple(strides[axis] for axis in axes or tuple(reversed(range(len(new)))))

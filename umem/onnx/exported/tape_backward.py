@@ -1,8 +1,8 @@
 """The backward pass of an exported step, in the order of a tape, and the optimizer's update.
 
-The order is Chainer's: of the calls whose outputs have gradients, the one farthest from the
-inputs; of several, the one that was found first (`chainer._backprop`). A gradient that is the
-output's own is shared, and goes when nobody needs it; two for one tensor are added at once.
+The order is Chainer's: of the calls whose outputs have gradients, the one farthest from the inputs
+is next; of several, the one found first (`chainer._backprop`). A gradient that is the output's own
+array is shared, and freed after its last use; two gradients of one tensor are added at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, tuple[str, tuple[str, ...], int]] = {
 class GradientWay(NamedTuple):
     """The destination of one input's gradient: its tensor and bytes.
 
-    ``shared``: it is the output's gradient, or a view of it.
+    ``shared``: the gradient is the output's gradient, or a view of it.
     """
 
     name: str
@@ -36,15 +36,15 @@ class GradientWay(NamedTuple):
 
 
 class TapeCall(NamedTuple):
-    """A call as backward sees it.
+    """A call, with the facts that backward needs.
 
     Attributes:
-        op: its forward.
+        op: its forward operation.
         rank: its distance from the inputs.
         outputs: names of its outputs.
         reads: its saved tensors.
         ways: the gradients that it makes.
-        flops: its work.
+        flops: the operations of its backward.
         before: numbers of the calls that made its inputs.
     """
 
@@ -62,7 +62,7 @@ class Gradients:
     """Gradients by tensor name, each in an array that several tensors may share.
 
     Args:
-        fresh: the first tensor's number that is free.
+        fresh: the first unused tensor number.
     """
 
     fresh: int
@@ -164,7 +164,7 @@ def update_events(
 ) -> Iterator[Event]:
     """Yield the update of every parameter with a gradient; nothing for ``"none"``.
 
-    A state is as large as its parameter, and of its type.
+    Each state has its parameter's shape and type.
     """
     if optimizer == "none":
         return

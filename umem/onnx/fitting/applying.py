@@ -1,15 +1,15 @@
-"""A plan applied to an exported step: the events that the step would leave if it followed the plan.
+"""A plan applied to an exported step: the events of the step if it followed the plan.
 
 Outputs and function state that the plan does not keep are freed after their last use in forward.
-Before a block's backward begins, the calls that the plan recomputes run once more on fresh
-tensors. Kept tensors are freed after their last use, but not before the backward of their own
-block, unless the plan frees early. Offloaded tensors are copied to pinned host memory and back
-beside the operations, as `umem.chainer.Recompute` with offload does it. Dropout's masks are drawn
-once and kept, as one bit an element.
+Before a block's backward begins, the calls that the plan recomputes run again on new tensors. Kept
+tensors are freed after their last use, but not before the backward of their own block, unless the
+plan frees early. Offloaded tensors are copied to pinned host memory and back in parallel with the
+operations, as by `umem.chainer.Recompute` with offload. Dropout's masks are drawn once and kept as
+one bit an element.
 
-Models: `umem.planner.schedule.agenda` with liveness. Does not model: the order in which a plan
-takes the backward of branches (the step's own order stays, so tensors that this order reads early
-are recomputed or fetched early); masks of other widths than four bytes an element.
+Models: `umem.planner.schedule.agenda` with liveness. Does not model: a plan's order of branches in
+backward (the step keeps its own order, so tensors that this order reads early are recomputed or
+fetched early); masks of other widths than four bytes an element.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _PlannedStep:
         read = {a.tensor for op in trace.ops if op.phase == "backward" for a in op.reads}
         self._needed = read & self._made.keys()
         allocs = allocations(trace.events).values()
-        # What forward makes without a backward is followed, too: calls that run again may read it.
+        # Tensors of calls without a backward are followed too: recomputed calls may read them.
         self._followed = {a.tensor for a in allocs if a.kind in ("activation", "stash")}
         self._writer = _EventWriter(self._followed, 1 + max(alloc.tensor for alloc in allocs))
         self._sends: dict[int, list[int]] = {}  # tensors to send, by the event after which
@@ -63,7 +63,7 @@ class _PlannedStep:
     def _freed_tensors(self, plan: Plan) -> Iterator[int]:
         """Yield the tensors that do not stay from forward into backward; note all masks.
 
-        A tensor stays if it or a view of it is kept, and as a mask.
+        Tensors stay if the plan keeps them or a view of them; masks stay too.
         """
         kept, stashed = set(map(call_number, plan.kept)), set(map(call_number, plan.stashed))
         stays = {access.tensor for call in kept for access in self._pass.calls[call].writes}
@@ -145,7 +145,7 @@ class _PlannedStep:
     # -- backward --------------------------------------------------------------------------
 
     def _write_step(self, events: list[Event], call: int | None) -> None:
-        """Write the backward of a call, after what the plan puts before it."""
+        """Write the backward of a call, after the plan's actions before it."""
         first = next((event for event in events if isinstance(event, Op)), None)
         if call is not None and first is not None:
             self._writer.may_free()
@@ -156,7 +156,7 @@ class _PlannedStep:
     def _before_step(self, op: Op, call: int) -> None:
         """Recompute, unpack and fetch the tensors that a call's backward needs.
 
-        Begins the call's block, and the blocks that make the tensors which the operation reads.
+        Begins the call's block, and the blocks that make the tensors that the operation reads.
         """
         while self._fetches and self._fetches[-1][0] <= self._place[call]:
             self._fetch(self._fetches.pop()[1])
@@ -184,7 +184,7 @@ class _PlannedStep:
             self._recompute(call)
 
     def _make(self, tensor: int) -> None:
-        """Recompute a dropped tensor that the step's order of backward needs before the plan's.
+        """Recompute a dropped tensor that the step needs earlier than the plan does.
 
         Does so, with the tensor's inputs, only under a plan that frees early.
         """
@@ -198,7 +198,7 @@ class _PlannedStep:
                 self._recompute(call)
 
     def _recompute(self, call: int) -> None:
-        """Recompute a call, without its in-place writes, such as those of statistics."""
+        """Recompute a call, without its in-place writes, such as updates of statistics."""
         op = self._pass.calls[call]
         self._writer.may_free()
         for access in op.reads:
@@ -256,7 +256,7 @@ class _PlannedStep:
 
 
 def call_number(name: str) -> int:
-    """Return the index of a call in its pass, the number that its node's name ends with."""
+    """Return the index of a call in its pass, which is the number at the end of its node's name."""
     return int(name.rpartition("#")[2])
 
 
@@ -267,8 +267,8 @@ class _EventWriter:
     A dropped tensor that is allocated again has a new number.
 
     Args:
-        followed: the numbers of the tensors.
-        fresh: the first number that no tensor of the trace has.
+        followed: the numbers of the followed tensors.
+        fresh: the first unused tensor number.
     """
 
     def __init__(self, followed: Iterable[int], fresh: int) -> None:

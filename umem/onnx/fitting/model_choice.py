@@ -1,4 +1,4 @@
-"""The choice of what makes a step of an exported model fit a GPU, and its cost (simulated)."""
+"""Ways to make a step of an exported model fit a GPU, and their cost (simulated)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from umem.trace import check_figures
 from umem.units import MIB, format_bytes
 
 TRIES = 6
-"""At most this many budgets are tried in the search for the largest that fits: as many as halve a
+"""At most this many budgets are tried in the search for the largest that fits: enough to halve a
 range down to a 64th, which is `NEAR`."""
 NEAR = 1 / 64
 """The search ends when its bounds are within this share of VRAM. A choice: no bench compares it
@@ -61,7 +61,7 @@ def schedule_of(problem: Problem, solution: Solution, names: Sequence[str]) -> S
     """Return the schedule of a plan.
 
     Args:
-        problem: what was planned.
+        problem: the planned problem.
         solution: the plan.
         names: the names of the problem's calls, in order.
     """
@@ -80,12 +80,12 @@ def schedule_of(problem: Problem, solution: Solution, names: Sequence[str]) -> S
 class ModelOption(StepCost):
     """A way to run a model's step, and its cost in the steady state; simulated.
 
-    Where the step does not fit, its figures are None, except ``peak_bytes`` where it could be
-    replayed. That the host has ``host_bytes`` is not checked.
+    If the step does not fit, its figures are None, except ``peak_bytes`` if it could be replayed.
+    The host is not checked for ``host_bytes`` of memory.
 
     Attributes:
-        name: of the way.
-        reason: why the step does not fit, or nothing is gained; None where it fits.
+        name: the way's name.
+        reason: why the step does not fit, or the way has no advantage; None if it fits.
         schedule: the plan that it follows; None for a memory mode.
     """
 
@@ -95,7 +95,7 @@ class ModelOption(StepCost):
     simulated: Literal[True] = True
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict for a JSON file; simulated figures are under names that say so."""
+        """Return a dict for a JSON file; the names of simulated figures say so."""
         return named(self, ("name", "reason", *_FIGURES, "schedule"), _FIGURES)
 
 
@@ -113,7 +113,7 @@ class ModelChoice:
         gpu: the GPU's name in the table; ``title`` in full.
         vram_bytes: its usable VRAM.
         options: the ways in which the step fits, the shortest step first.
-        dropped: the ways in which it does not fit or nothing is gained, each with its reason.
+        dropped: the ways in which it does not fit, or that have no advantage, with their reasons.
     """
 
     gpu: str
@@ -130,7 +130,8 @@ def choose_for_model(step: ExportedStep, gpu: GpuSpec) -> ModelChoice:
     Cost: some replays, and up to a dozen plans.
 
     Raises:
-        SizeError: the GPU has VRAM of less than a block. TraceError: bytes that no machine has.
+        SizeError: the GPU's VRAM is smaller than a block. TraceError: sizes exceed any machine's
+            memory.
     """
     check_figures(step.trace.events)
     VirtualGPU(gpu)  # refuses VRAM of less than a block
@@ -171,7 +172,7 @@ class _Fitting:
     def _replay(
         self, plan: Plan | None = None, mode: Mode = "unmanaged", prefetch: bool = False
     ) -> SteadyStep:
-        """Replay the step, once for all plans that make the same of it."""
+        """Replay the step, once for all plans that lead to the same events."""
         key: tuple[object, ...] = mode, prefetch
         if plan is not None:
             key += plan.blocks, plan.kept, plan.recomputed, plan.stashed, plan.moves
@@ -184,7 +185,7 @@ class _Fitting:
 
     @cached_property
     def problem(self) -> Problem:
-        """Return what there is to plan for recomputation; raises GraphError if nothing."""
+        """Return the planning problem for recomputation; raises GraphError if there is none."""
         return problem_of(self._step.trace)
 
     @cached_property
@@ -196,20 +197,21 @@ class _Fitting:
     def within_vram(self, link: Link | None = None) -> Solution:
         """Return the plan of the largest budget found to fit, in whole MiB or the least of all.
 
-        A plan for all of VRAM often fits except for the pool's gaps: the search strides down from
-        there, in growing strides, to a budget that fits, then bisects up to the last that does not.
+        A plan for all of VRAM often fails only because of the pool's gaps. So the search goes down
+        from there in growing strides to a budget that fits, then bisects between it and the last
+        one that did not.
 
         Args:
-            link: to the offload target; None: nothing is offloaded.
+            link: the link to the offload target; None: without offload.
 
         Raises:
-            BudgetError: the step fits with no budget. GraphError: there is nothing to plan.
+            BudgetError: no budget makes the step fit. GraphError: there is nothing to plan.
         """
         problem = self.problem if link is None else self._timed_problem
         least, room = problem.least(link=link), self.gpu.usable_bytes
         if least.peak_bytes > room or self._replay(least.plan).reason is not None:
             needed, vram = format_bytes(least.peak_bytes), format_bytes(room)
-            raise BudgetError(f"the least that a plan takes is {needed}, of {vram} of VRAM")
+            raise BudgetError(f"the smallest plan needs {needed} of {vram} of VRAM")
         best, low = least, -(-least.peak_bytes // MIB)
         high = max(low, min(room, problem.keep_all.peak_bytes) // MIB)
         near = stride = max(1, round(NEAR * room / MIB))
@@ -246,6 +248,6 @@ _PLANS: dict[str, Callable[[_Fitting], Solution]] = {
     "offload": _Fitting.offloaded,
     "recompute, offload to fit": lambda step: step.within_vram(link_of(step.gpu)),
 }
-"""The ways with a plan, the least to do first: those of equal times keep this order."""
+"""The ways with a plan, the least work for the user first: equal times keep this order."""
 _ALWAYS = ("plain", "recompute min")
-"""The ways that are tried even where the step fits as it is."""
+"""The ways that are tried even if the step fits unchanged."""

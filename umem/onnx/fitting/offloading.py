@@ -1,4 +1,4 @@
-"""Offload on one GPU: the link, the times that it is planned by, and the plan that offloads all."""
+"""Offload on one GPU: the link, the times for planning, and the plan that offloads all."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def link_of(gpu: GpuSpec) -> Link:
 def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
     """Map the id of each operation to the seconds from the end of the last one to its own end.
 
-    Waiting for the host is included: where the host is slower than the GPU, the time of an
-    operation is that of issuing it.
+    They include waiting for the host: if the host is slower than the GPU, the time of an operation
+    is the time to issue it.
     """
     clock, found = Clock(gpu, COSTS), dict[int, float]()
     for op in trace.ops:
@@ -53,9 +53,9 @@ def op_seconds(trace: Trace, gpu: GpuSpec) -> dict[int, float]:
 
 
 def all_offloaded(problem: Problem, link: Link) -> Plan:
-    """Return the plan that keeps all saved tensors, with all offloaded that the link takes.
+    """Return the plan that keeps all saved tensors, and offloads all that the link takes.
 
-    It is what `umem.chainer.Offload` does.
+    `umem.chainer.Offload` does the same.
     """
     kept = problem.keep_all
     windows = timetable(kept.graph, ((),) * len(problem.calls), link).windows
@@ -65,8 +65,8 @@ def all_offloaded(problem: Problem, link: Link) -> Plan:
 def _moves(names: tuple[str, ...], windows: list[OffloadWindow]) -> Iterator[Move]:
     """Yield the move of each saved tensor, in the order of their last uses.
 
-    As in `umem.chainer.Offload`, copies lag: a tensor stays until `IN_FLIGHT_BYTES` more are on
-    their way, and is back `AHEAD_BYTES` before backward needs it.
+    As in `umem.chainer.Offload`, copies lag: a tensor stays in memory until `IN_FLIGHT_BYTES` more
+    are being copied, and is fetched `AHEAD_BYTES` before backward needs it.
     """
     count = len(names)
     leaves: dict[OffloadWindow, int] = {}

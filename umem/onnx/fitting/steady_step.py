@@ -1,4 +1,4 @@
-"""A step of an exported model repeated, as in training, on a virtual GPU: its cost (simulated)."""
+"""The cost of an exported model's step, repeated as in training, on a virtual GPU (simulated)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from umem.predict import ranged_clocks, replay_on
 from umem.trace import Alloc, Event, Free, Mark, Op, Trace, allocations, renumbered, used_bytes
 
 STEPS = 3
-"""Steps of a replay: the first one finds no gradients; where blocks move, later ones alternate. A
-choice: two that alternate, after the first."""
+"""Steps of a replay: the first one finds no gradients, and if blocks move, later ones alternate. A
+choice: two alternating steps after the first."""
 STEP = Mark("step")
 _LASTING = ("parameter", "state", "input")
 """Kinds of tensors that stay from step to step."""
@@ -24,8 +24,8 @@ _LASTING = ("parameter", "state", "input")
 class SteadyStep:
     """A step on a GPU, simulated: its cost, and the reason if it does not fit.
 
-    Times and moved bytes are the mean of all steps but the first; peaks are over all steps. Of a
-    step that does not fit, the peak alone is known.
+    Times and moved bytes are means of all steps but the first; peaks are over all steps. For a step
+    that does not fit, only the peak is known.
     """
 
     cost: StepCost
@@ -35,12 +35,12 @@ class SteadyStep:
 def steady_step(trace: Trace, gpu: GpuSpec, mode: Mode, *, prefetch: bool = False) -> SteadyStep:
     """Replay a step `STEPS` times; the host waits for the GPU after each.
 
-    A step's time is a mean, because where blocks move, steps alternate: the next one misses the
-    blocks that one evicts. A step that does not fit, or a GPU that lacks the mode, raises nothing:
-    see ``reason``.
+    A step's time is a mean, because steps alternate if blocks move: each misses the blocks that the
+    one before evicted. A step that does not fit, or a GPU that lacks the mode, raises no error: see
+    ``reason``.
 
     Args:
-        trace: of one step.
+        trace: the trace of one step.
         gpu: the GPU.
         mode, prefetch: as in `umem.replay`.
     """
@@ -81,8 +81,8 @@ def _mean(start: int | None, end: int | None) -> int:
 def _host_bytes(ran: StepCost, mode: Mode, gpu: GpuSpec) -> int:
     """Return the bytes in host memory.
 
-    In hybrid memory those reserved beyond the resident peak; in managed memory, once blocks have
-    migrated out, those reserved beyond VRAM; otherwise 0.
+    In hybrid memory these are the bytes reserved beyond the resident peak; in managed memory, once
+    blocks have moved out, the bytes reserved beyond VRAM; otherwise 0.
     """
     reserved = ran.reserved_peak_bytes or 0
     if mode == "hybrid":
@@ -95,9 +95,9 @@ def _host_bytes(ran: StepCost, mode: Mode, gpu: GpuSpec) -> int:
 def repeated(trace: Trace) -> Iterator[list[Event]]:
     """Yield the events of a step `STEPS` times, each ended by the mark ``"step"``.
 
-    Parameters, states and inputs stay. What else a step leaves behind, such as gradients, is freed
-    before the next backward, as in Chainer's ``optimizer.update(loss)``; without a backward, at the
-    end of the next step.
+    Parameters, states and inputs stay. A step's other remaining tensors, such as gradients, are
+    freed before the next backward, as in Chainer's ``optimizer.update(loss)``; without a backward,
+    at the end of the next step.
     """
     step = [*trace.events] if trace.events[-1:] == [STEP] else [*trace.events, STEP]
     allocs = allocations(step)

@@ -1,8 +1,8 @@
-"""The planning problem of an exported step, as `umem.chainer.Recompute` has it of a running one.
+"""The planning problem of an exported step, like `umem.chainer.Recompute`'s of a running one.
 
-A graph of `umem.planner.from_trace`, with facts that only a whole step shows: gradients of
-parameters, which backward makes and keeps; those of the previous step, which stay until forward
-is over; and dropout's masks, which no plan drops.
+It is a graph of `umem.planner.from_trace`, with facts that only a whole step shows: gradients of
+parameters, which backward makes and keeps; the previous step's gradients, which stay until the end
+of forward; and dropout's masks, which no plan drops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOPS_PER_BYTE = median(
     COSTS.compute_efficiency * gpu.fp32_rate / (COSTS.memory_efficiency * gpu.memory_bandwidth)
     for gpu in GPUS.values()
 )
-"""Operations in the time of a byte of device memory's traffic, the median of the table's GPUs."""
+"""Operations in the time of one byte of device memory traffic: the median of the table's GPUs."""
 BITS = 32
 """Bits of an element of a mask, which is packed into one bit."""
 OpCost = Callable[[Op], float]
@@ -30,7 +30,7 @@ OpCost = Callable[[Op], float]
 
 
 def is_mask(op: Op, alloc: Alloc) -> bool:
-    """Return True if a tensor that a call makes is a mask that is kept as bits."""
+    """Tell whether a tensor that a call makes is a mask that is kept as bits."""
     return op.name == "Dropout" and alloc.kind == "stash"
 
 
@@ -40,18 +40,18 @@ def packed_bytes(nbytes: int) -> int:
 
 
 def cost_in_bytes(op: Op) -> float:
-    """Return the time of an operation on a median GPU, in bytes of device memory's traffic."""
+    """Return the time of an operation on a median GPU, in bytes of device memory traffic."""
     return max(op.flops / FLOPS_PER_BYTE, op.traffic_bytes)
 
 
 def problem_of(trace: Trace, cost: OpCost = cost_in_bytes) -> Problem:
     """Return the planning problem of a step's forward pass and backward.
 
-    The cost of recomputing a call is by default `cost_in_bytes`: one plan serves all GPUs.
+    By default the cost of recomputing a call is `cost_in_bytes`, so one plan serves all GPUs.
 
     Args:
-        trace: of one step.
-        cost: of an operation.
+        trace: the trace of one step.
+        cost: the cost of an operation.
 
     Raises:
         GraphError: no backward follows the forward pass.
@@ -150,11 +150,11 @@ def _backward(events: Iterable[Event], cost: OpCost) -> dict[int, _Backward]:
 
 @dataclass
 class ForwardPass:
-    """The calls of a step that are on the tape, each at the place that is its entry's number.
+    """The calls of a step that are on the tape, each at the index of its entry's number.
 
     Attributes:
         calls: the operations, in order.
-        entries: what the tape has of them.
+        entries: their entries on the tape.
         made: the tensors that each call makes.
         near: for each tensor, the calls that read or write it.
         turn: the index of the first event after forward's operations.
@@ -192,4 +192,4 @@ def forward_pass(trace: Trace) -> ForwardPass:
                 found.near.setdefault(access.tensor, set()).add(len(found.calls))
             found.calls.append(op)
             found.entries.append(op.entry)
-    raise GraphError("the step has no backward, so that there is nothing to recompute for")
+    raise GraphError("the step has no backward, so there is nothing to recompute")
