@@ -41,7 +41,7 @@ FORWARD = 0.001
 """The target: at most so far apart."""
 REFUSALS = {
     "quantised": "is a quantised graph",
-    "control flow": "holds a graph that runs as the data say",
+    "control flow": "holds a graph whose runs depend on data",
     "no network": "which umem does not know",
 }
 """What a refusal says, by the kind of model in the list."""

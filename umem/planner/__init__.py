@@ -1,13 +1,13 @@
-"""Planning recomputation: pure functions of a graph that know no device.
+"""Plan recomputation and offload, by pure functions of a graph that use no device.
 
-A `Graph` has a node for each function call of a forward pass. `plan` decides what to keep and
-what to recompute or offload so that a step fits a budget, `simulate` carries a plan out on a toy
-machine and checks it. An executor follows `umem.planner.schedule.actions`. chainer and onnx use it.
+A `Graph` has a node for each function call of a forward pass. `plan` decides which values to keep,
+recompute or offload so that a step fits a budget; `simulate` carries a plan out on a toy machine
+and checks it. An executor follows `umem.planner.schedule.actions`. chainer and onnx use it.
 
-    graph.py, node.py   are what is planned: a node a function call
+    graph.py, node.py   are the graph to plan: a node a function call
     from_trace.py       makes a graph of a recorded step
     problem.py          is a whole pass: its calls, the bytes beside them, floor and plain step
-    checks.py           checks what a user passes
+    checks.py           checks users' arguments
     dispatch.py         has `plan`, `min_budget` and `pareto`, and chooses the algorithm
     lower_sets.py       has the families of lower sets between which chains of blocks step
     step_table.py       has the costs of all steps between them, as bit masks
@@ -21,17 +21,17 @@ machine and checks it. An executor follows `umem.planner.schedule.actions`. chai
     keep_recompute_offload.py  makes plans that keep, recompute or offload each value
     link.py             is the link to the offload target, and the time that copies take
     link_timetable.py   has a plan's computations in order, and the windows for offloading
-    offload_schedule.py says when each value leaves, and when it comes back
+    offload_schedule.py decides when each value is sent, and when it is fetched
     plans.py            is a plan: blocks of calls, or recomputations before each step
     schedule.py         turns a plan into a stream of actions
     usage_of_actions.py counts the bytes of actions, for all planners
     referee.py          carries a plan out and checks each action
-    pool_gaps.py        is the share of a GPU's pool that gaps take
+    pool_gaps.py        estimates the share of gaps in a GPU's pool
     prefetch/           plans paging
 
-- Bytes are counted in two places: by `usage`, for all planners, and by the referee, which counts
-  for itself and trusts none of them.
-- Budgets, the floor and the plain step of a pass are said in problem.py alone.
+- Bytes are counted in two places: by `usage`, for all planners, and by the referee, which checks
+  the planners with its own counts.
+- Only problem.py defines the budgets, the floor and the plain step of a pass.
 """
 
 from typing import TYPE_CHECKING

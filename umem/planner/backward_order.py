@@ -1,7 +1,7 @@
 """Another order of a graph's calls, whose backward needs fewer bytes.
 
-A program decides the order of forward; the order of backward is free where branches are. A plan's
-backward runs in the reverse order of the nodes, so that planners try a graph in another order, too.
+A program decides the order of forward; branches leave the order of backward free. A plan's backward
+runs in the reverse order of the nodes, so planners try a graph in another order, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from umem.planner.kusumoto.families import all_lower_sets
 from umem.planner.step_table import numbers
 
 MOST_SETS = 80
-"""At most this many lower sets, and so few branches, for which another order is looked for.
+"""Another order is searched for graphs of at most this many lower sets, which have few branches.
 
 On 35 random graphs of `bench/planners.py`, plans in the order of the program alone were up to 11%
 slower, and in the better of the two orders up to 1.8% slower than in orders searched with them.
@@ -19,10 +19,10 @@ slower, and in the better of the two orders up to 1.8% slower than in orders sea
 
 
 def reordered(graph: Graph) -> Graph:
-    """Return the graph in the order of least peak of a backward that finds all values kept.
+    """Return the graph in the order that gives backward the lowest peak if all values are kept.
 
-    Of orders with the same peak, that of the least bytes summed over the steps, and of these the
-    program's. Exact, by dynamic programming over the sets of calls whose backward is still to come.
+    Among orders with the same peak, it takes the least bytes summed over the steps, then the
+    program's order. Exact, by dynamic programming over the sets of calls whose backward remains.
     A graph of more than `MOST_SETS` lower sets is returned as it is.
     """
     g, sets = graph.numbered, all_lower_sets(graph, MOST_SETS)
@@ -44,7 +44,8 @@ def reordered(graph: Graph) -> Graph:
 
 
 def _bytes_during(g: Numbered, left: int, v: int) -> int:
-    """Return the bytes during a call's backward, with the calls ``left`` to come, itself too."""
+    """Return the bytes during a call's backward; ``left`` are the remaining calls, with this one.
+    """
     calls = numbers(left)
     values = {g.root[x] for q in calls for x in g.needs[q]}
     grads = {q for q in calls if any(not left >> user & 1 for user in g.succs[q])}

@@ -1,15 +1,15 @@
 """Beam search over evictions and recomputations, call by call.
 
 A value may be recomputed any number of times, just before the step of backward that needs it. The
-search walks through a step: forward, then backward in the reverse order. Nothing is evicted before
-memory is short; then each choice of what to evict is a state of its own. Of the states at one
-moment the beam follows the cheapest, ranked by the cost recomputed so far with a bound of the cost
-still to come, from below (each missing call once) to above (no recomputed value is held for a
-later step), and by the bytes in use. A second walk also recomputes, at each step, one value that
-only later steps need, while its inputs are in memory. A plan that is known to fit is never pruned.
+search walks through a step: forward, then backward in the reverse order. It evicts values only when
+memory is short; then each possible eviction is a state of its own. Of the states at one moment the
+beam follows the cheapest, ranked by the cost recomputed so far plus a bound of the remaining cost,
+from below (each missing call once) to above (no recomputed value is held for a later step), and by
+the bytes in use. A second walk also recomputes, at each step, one value that only later steps need,
+while its inputs are in memory. A plan that is known to fit is never pruned.
 
-The problem is that of Jain et al., "Checkmate", MLSys 2020, in the order of a tape: in forward,
-no call runs twice, and no value is evicted before its last reader has run.
+The problem is Jain et al., "Checkmate", MLSys 2020, in the order of a tape: in forward, no call
+runs twice, and no value is evicted before its last reader has run.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from umem.planner.step_table import mask_of, numbers
 WIDTH = 800
 """At most this many states are followed at a moment.
 
-With it, plans of up to 24 nodes are within some percent of the optimum (bench/planners.py); that
-width alone was measured.
+With it, plans of up to 24 nodes are within a few percent of the optimum (bench/planners.py); no
+other width was measured.
 """
 FULL_WIDTH = 24
-"""At most this many nodes are searched with `WIDTH`, which shrinks with the cube of more.
+"""At most this many nodes are searched with `WIDTH`; with more, the width shrinks with their cube.
 
 So the work grows slowly with the nodes. A guess: no bench compares others.
 """
 LEAST_WIDTH = 24
-"""At least this many states are followed, however large the graph: a guess."""
+"""At least this many states are followed, however large the graph. A guess."""
 PROTECTED = 4
 """At most this many states that can still become the known plan are never pruned.
 
@@ -266,8 +266,8 @@ class Beam:
             rows: the states.
             room: the most bytes of values and function state.
             values, stashes: masks of the values and function state that are read now; they stay.
-            at: the number of the call that is being recomputed; None: none is. Values that the step
-                of backward reads later may be evicted too, if they are recomputed after this call.
+            at: the number of the call that is being recomputed, if any. Values that the step of
+                backward reads later may be evicted too, if they are recomputed after this call.
         """
         fits = rows.used <= room
         if fits.all():

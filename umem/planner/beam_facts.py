@@ -17,15 +17,15 @@ Masks = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 MOST = 63
-"""At most this many nodes, since a mask is one machine word."""
+"""At most this many nodes, because a mask is one machine word."""
 NEVER = 1e9
 """The cost of a call that must not run twice; other costs are shares of a forward pass."""
 PARTIAL = 1e-9
-"""Costs that are no further apart than this are the same."""
+"""Costs that differ by at most this much are equal."""
 _CHUNK = 16
 """The number of nodes whose subsets share a table of summed costs."""
 DOMINATED = 2000
-"""At most this many rows are compared in pairs, since the work is their square."""
+"""At most this many rows are compared in pairs, because the work is their square."""
 ONE = np.uint64(1)
 
 
@@ -49,9 +49,9 @@ class Facts:
         stashed: the mask of nodes with function state.
         group: by node, the mask of all whose values share its bytes.
         wanted: by step of backward, the mask of the values that it and all later ones need.
-        useful: by step, the same with all values that these may have to be recomputed from.
+        useful: by step, the same with all values from which these may be recomputed.
         beside: by step, the bytes of gradients before it and while it runs.
-        last_user: by node, the last call of forward that reads its output; -1 where none does.
+        last_user: by node, the last call of forward that reads its output; -1 if none does.
     """
 
     def __init__(self, graph: Graph, *, alike: bool = False) -> None:
@@ -184,7 +184,7 @@ class Known:
         reruns: the calls that are recomputed before each step, in order.
         runs: the same as masks.
         values, stashes: masks of the values and function state that must be in memory before a
-            step's recomputations, for it and later steps; that of a step under ``step + 1``.
+            step's recomputations, for it and later steps; a step's masks are under ``step + 1``.
         cost: of all recomputations.
         so_far: by step, the cost of the recomputations up to its own; 0 before the first.
     """

@@ -18,7 +18,8 @@ from umem.planner.step_table import INFINITE, Chain, Hop, Table, peak_of, time_o
 
 
 class Family(NamedTuple):
-    """A method of planning: the lower sets that chains step between, and the chains to choose from.
+    """A method of planning: the lower sets between which chains step, and the chains to choose
+    from.
 
     Attributes:
         sets: from a graph and a model, the lower sets as bit masks, sorted by size, from the
@@ -51,7 +52,7 @@ METHODS = {
 
 
 class Chains:
-    """The chains that a method steps through a graph by, under a cost model."""
+    """A method's chains through a graph, under a cost model."""
 
     def __init__(self, graph: Graph, method: Method, model: Model) -> None:
         self._graph, self._method, self._model = graph, method, model
@@ -63,7 +64,7 @@ class Chains:
 
     @cached_property
     def least_bytes(self) -> int:
-        """Return the smallest budget that a chain fits."""
+        """Return the smallest budget that fits a chain."""
         if self._some is None:
             return self._table.least
         return min(peak_of(self._table, chain) for chain in self._some)
@@ -71,7 +72,7 @@ class Chains:
     def plan(self, budget_bytes: int | None = None, *, longest: bool = False) -> Plan | None:
         """Return the plan of least overhead, or of most (``longest``), within a budget.
 
-        A budget of None is the least; None is returned where no chain fits.
+        A budget of None is the least budget. Returns None if no chain fits.
         """
         limit = self.least_bytes if budget_bytes is None else min(budget_bytes, INFINITE - 1)
         table = self._table.longest_first() if longest else self._table

@@ -15,7 +15,7 @@ SHOWN = 60
 
 
 def whole_number(value: Any) -> int | None:
-    """Convert an integer of Python or NumPy to an int; None for all else, booleans included."""
+    """Convert an integer of Python or NumPy to an int; None for other values and for booleans."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
@@ -34,19 +34,19 @@ def shown(value: object) -> str:
 
 
 def each_of(items: Any, what: str, of: str) -> Iterator[Any]:
-    """Iterate over an argument that has to be a list.
+    """Iterate over an argument that must be a list.
 
     Raises:
-        GraphError: it is not iterable; names the argument (``what``) and its elements (``of``).
+        GraphError: the argument is not iterable; names it (``what``) and its elements (``of``).
     """
     try:
         return iter(items)
     except TypeError:
-        raise GraphError(f"{what} is a list of {of}; got {shown(items)}") from None
+        raise GraphError(f"{what} must be a list of {of}; got {shown(items)}") from None
 
 
 def are_names(items: Any) -> bool:
-    """Tell whether an argument is an iterable of strings, as a string is itself."""
+    """Tell whether an argument is an iterable of strings, which includes a string itself."""
     try:
         return all(isinstance(name, str) for name in items)
     except TypeError:
@@ -57,13 +57,13 @@ def checked_budget(budget_bytes: int | None) -> int | None:
     """Convert a budget in bytes to an int; None stays None.
 
     Raises:
-        BudgetError: it is no whole number of zero or more.
+        BudgetError: the budget is not a whole number of zero or more.
     """
     if budget_bytes is None:
         return None
     found = whole_number(budget_bytes)
     if found is None or found < 0:
         raise BudgetError(
-            f"budget_bytes is bytes as an int, zero or more; got {shown(budget_bytes)}"
+            f"budget_bytes must be bytes as an int, zero or more; got {shown(budget_bytes)}"
         )
     return found

@@ -1,4 +1,4 @@
-"""The public functions of planning, which choose the algorithms: plan, min_budget, pareto."""
+"""The public functions of planning, `plan`, `min_budget` and `pareto`, which choose algorithms."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from umem.planner.referee import simulate
 from umem.units import format_bytes
 
 EVERY_POINT = 64
-"""At most this many nodes for which `pareto` looks for every point of chains."""
+"""`pareto` looks for every point of chains in graphs of at most this many nodes."""
 POINTS = 33
-"""Number of budgets that `pareto` looks at in larger graphs."""
+"""The number of budgets that `pareto` tries in larger graphs."""
 
 
 def plan(
@@ -34,33 +34,35 @@ def plan(
     model: Model = "saved",
     link: Link | None = None,
 ) -> Plan:
-    """Decide what to keep, recompute or offload so that a step takes no more than a budget.
+    """Decide which values to keep, recompute or offload so that a step fits a budget.
 
-    Without a link nothing is offloaded, and the plan is that of least overhead. With one it is the
-    quickest that is found, waiting for copies included: never slower than the plan without it,
-    where that fits, nor than keeping or offloading everything.
+    Without a link, the plan offloads nothing and has the least overhead. With a link, it is the
+    quickest plan found, waiting for copies included: never slower than the plan without a link, if
+    that fits, nor than keeping or offloading everything.
 
     Cost: about a second for ``auto`` and ``lower_sets``, two with 10,000 nodes;
-    ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; tables of a
-    graph are cached.
+    ``lower_sets_exact`` grows with the square of the number of lower sets. Pure; a graph's tables
+    are cached.
 
     Args:
         graph: the forward pass.
-        budget_bytes: above the constant of parameters and state, which the caller adds; None:
-            the least that the method can do.
+        budget_bytes: the most bytes at once, without the constant of parameters and state; None:
+            the method's smallest budget.
         method: ``store_all``; ``chen``; ``lower_sets``, the approximate family;
             ``lower_sets_exact``, all lower sets; ``rematerialize``, which may recompute a call
-            several times, under ``saved`` alone; ``auto``, the best of them within a second; or
-            a name that was registered with `register_method`.
+            several times, only for the model ``saved``; ``auto``, the best of these within a
+            second; or a name registered with `register_method`.
         objective: ``time``, the least overhead within the budget; ``memory``, the most overhead,
-            whose coarse blocks leave more to be freed early.
+            whose coarse blocks let more values be freed early.
         model: ``saved``, the bytes that a tape holds for backward, each freed after its last
             use; ``kusumoto``, the formula of Kusumoto et al.
         link: the link to the offload target, for the model ``saved`` and the objective ``time``.
 
     Raises:
-        BudgetError: no plan of the method fits; names the smallest budget and what forces it.
-        GraphError: too many lower sets for the exact method; a link under another model.
+        BudgetError: no plan of the method fits; names the smallest budget and the action that
+            forces it.
+        GraphError: an argument is invalid, the graph has too many lower sets for the exact method,
+            or a link is given for another model or objective.
 
     >>> from umem.planner import Node
     >>> chain = [Node(name, 4, 1) for name in "abcdefghi"]
@@ -86,17 +88,17 @@ def plan(
 
 
 def min_budget(graph: Graph, method: Method = "auto", model: Model = "saved") -> int:
-    """Return the smallest budget that a plan of the method fits, in bytes.
+    """Return the smallest budget, in bytes, for which the method has a plan.
 
-    Exact for chains of the method's family, by bisection over the peaks that they can have. Where
-    calls may be recomputed several times (``auto`` and ``rematerialize`` under ``saved``), the
-    least that is found, whose overhead may be several forward passes; see `least_once`.
+    It is exact for chains of the method's family, by bisection over their possible peaks. If calls
+    may be recomputed several times (``auto`` and ``rematerialize`` under ``saved``), it is the
+    smallest found, and its plan's overhead may be several forward passes; see `least_once`.
     """
     return plan(graph, None, method, "time", model).peak_bytes
 
 
 def least_once(graph: Graph, method: Method = "auto") -> Plan:
-    """Return the tape's plan of least bytes, of those that recompute each call at most once.
+    """Return the tape's plan of least bytes that recomputes each call at most once.
 
     Its overhead is at most one forward pass, and its bytes do not depend on the costs of calls.
     """
@@ -116,15 +118,15 @@ def pareto(
         graph: the forward pass.
         method: as in `plan`.
         model: as in `plan`.
-        points: how many budgets to look at, evenly from the least to where nothing is gained;
-            None: every point of chains on graphs of up to 64 nodes, 33 budgets on larger ones and
-            where calls may be recomputed several times.
+        points: the number of budgets to try, evenly from the smallest to the largest useful one;
+            None: every point of chains on graphs of up to 64 nodes, and 33 budgets on larger ones
+            or if calls may be recomputed several times.
     """
     _checked(graph, None, method, "time", model)
     if points is not None:
         count = whole_number(points)
         if count is None or count < 2:
-            raise GraphError(f"points is a whole number from 2 on; got {shown(points)}")
+            raise GraphError(f"points must be a whole number of at least 2; got {shown(points)}")
         points = count
     if not len(graph):
         return []
@@ -150,17 +152,17 @@ def _checked(
     Raises:
         GraphError: an argument is of the wrong type or unknown, or the method does not plan under
             the model.
-        BudgetError: the budget is no whole number of zero or more.
+        BudgetError: the budget is not a whole number of zero or more.
     """
     for name, value, choices in (
         ("method", method, ("auto", rematerialize.NAME, *METHODS)),
         ("objective", objective, OBJECTIVES),
     ):
         if value not in choices:
-            raise GraphError(f"{name} is one of {', '.join(choices)}; got {shown(value)}")
+            raise GraphError(f"{name} must be one of {', '.join(choices)}; got {shown(value)}")
     checked_model(model)
     if not isinstance(graph, Graph):
-        raise GraphError(f"graph is a umem.planner.Graph; got a {type(graph).__name__}")
+        raise GraphError(f"graph must be a umem.planner.Graph; got a {type(graph).__name__}")
     if method == rematerialize.NAME and model != "saved":
         raise GraphError(f'method {method!r} plans for a tape: pass model="saved"')
     return checked_budget(budget_bytes)
@@ -183,19 +185,19 @@ def _moves(link: Link, objective: Objective, model: Model) -> bool:
     """Tell whether plans may offload over a link: whether both of its rates are above zero.
 
     Raises:
-        GraphError: it is no link, or the objective or model is one whose plans never offload.
+        GraphError: the link is not a `Link`, or plans for the objective or model never offload.
     """
     if not isinstance(link, Link):
-        raise GraphError(f"link is a umem.planner.Link; got a {type(link).__name__}")
+        raise GraphError(f"link must be a umem.planner.Link; got a {type(link).__name__}")
     if model != "saved" or objective != "time":
         raise GraphError('values are offloaded on a tape: pass model="saved" and objective="time"')
     return link.moves
 
 
 def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Link) -> Plan:
-    """Return the quickest plan that is found within a budget, with values offloaded over a link.
+    """Return the quickest plan found within a budget, with values offloaded over a link.
 
-    A budget of None is the least for which a plan is found.
+    A budget of None is the smallest for which a plan is found.
 
     Raises:
         BudgetError: no plan fits; names the smallest budget.
@@ -233,7 +235,7 @@ def _with_moves(graph: Graph, budget_bytes: int | None, method: Method, link: Li
 
 
 def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Method) -> Plan:
-    """Make the plan of the quickest decision, of those of the same time that which moves least."""
+    """Make the plan of the quickest decision; of equal times, of the one that moves least."""
     return plan_of_decision(min(found, key=rank), budget_bytes, link, method)
 
 
@@ -241,7 +243,7 @@ def _quickest(found: list[Decision], budget_bytes: int, link: Link, method: Meth
 
 
 def _orders(graph: Graph, method: Method) -> tuple[Graph, ...]:
-    """Return the graph in the orders that a method plans it in: ``auto`` may have another one."""
+    """Return the graph in each order that a method plans: ``auto`` may add another order."""
     other = reordered(graph) if method == "auto" else graph
     return (graph,) if other is graph else (graph, other)
 
@@ -258,9 +260,9 @@ def _tape_plans(
 
     Args:
         graph: the graph.
-        budget_bytes: the most bytes; None: the least of each algorithm.
-        method: its name.
-        longest: the best is that of most overhead.
+        budget_bytes: the most bytes; None: each algorithm's smallest budget.
+        method: the method's name.
+        longest: the best plan has the most overhead.
         once: recompute each call at most once.
     """
     if method not in ("auto", rematerialize.NAME):
@@ -312,10 +314,10 @@ def _tape_front(graph: Graph, method: Method, points: int | None) -> Iterator[Pl
 
 
 def register_method(name: str, family: Family) -> None:
-    """Register one more method with `plan`, `min_budget` and `pareto`.
+    """Add a method to `plan`, `min_budget` and `pareto`.
 
     Raises:
-        GraphError: a method of that name exists; nothing has changed.
+        GraphError: a method with this name is already registered; nothing has changed.
     """
     if name in ("auto", rematerialize.NAME, *METHODS):
         raise GraphError(f"method {name!r} is already registered: choose another name")

@@ -17,7 +17,8 @@ NOT_AGAIN = frozenset((
     "DecorrelatedBatchNormalization", "MultiNodeBatchNormalizationFunction",
     "PartAggregation", "OverParts", "ToParts",
 ))  # fmt: skip
-"""Functions never recomputed: they draw anew, change their inputs, or wait for other ranks."""
+"""Functions that are never recomputed: they draw new random numbers, change their inputs, or wait
+for other ranks."""
 DRAWS = frozenset((
     "Dropout", "GaussianDropout", "Gaussian", "GaussianNoise", "RReLU", "SimplifiedDropconnect",
     "GumbelSoftmax",
@@ -28,23 +29,22 @@ DRAWS = frozenset((
 def nodes_and_edges(trace: Trace, cost: Cost) -> tuple[list[Node], list[tuple[str, str]]]:
     """Return a node for each call of a trace's first forward pass, and the edges between them.
 
-    A tensor is saved where it is still alive when forward has ended. A call that writes no new
-    tensor has made a view. Saved tensors of the kind ``stash`` are their call's function state.
-    Inputs are found by their bytes, or by the entries of a tape, which steps of ONNX models have
-    and recorded ones have not: there, calls without a graph count as well, such as those inside of
-    `F.forget`.
+    A tensor is saved if it is still alive when forward ends. A call that writes no new tensor has
+    made a view. Saved tensors of the kind ``stash`` are their call's function state. Inputs are
+    found by tape entries in steps of ONNX models, and by their bytes in recorded steps, which have
+    no tape entries; there, calls without a graph count as well, such as calls inside `F.forget`.
 
     Args:
         trace: a recorded step, or a forward pass whose result was still held at the end.
-        cost: ``paper``: 10 for convolutions, 1 for anything else; ``seconds`` that the host
-            measured; ``flops``.
+        cost: ``paper``: 10 for convolutions, 1 for anything else; ``seconds``: the time measured on
+            the host; ``flops``.
 
     Raises:
-        GraphError: there is no forward call, ``cost`` is unknown, or a call has no time for
-            ``seconds``.
+        GraphError: the trace has no forward call, ``cost`` is unknown, or ``seconds`` is missing
+            for a call.
     """
     if cost not in ("paper", "seconds", "flops"):
-        raise GraphError(f"cost is 'paper', 'seconds' or 'flops'; got {cost!r}")
+        raise GraphError(f"cost must be 'paper', 'seconds' or 'flops'; got {cost!r}")
     reader = _CallReader(trace, cost)
     has_tape = any(op.entry is not None for op in trace.ops)
     for index, event in enumerate(trace.events):

@@ -1,8 +1,8 @@
-"""The graph that is planned: one node a function call of the forward pass.
+"""The graph to plan: one node for each function call of the forward pass.
 
-Models: bytes and costs of a training step's forward values, what backward needs of them, views,
-gradients as large as their values, gradients of parameters as they come. Does not model:
-contents, devices, parameters (they are a constant that the caller adds to a budget).
+Models: bytes and costs of a training step's forward values, the values that backward needs, views,
+gradients as large as their values, gradients of parameters as backward makes them. Does not model:
+contents, devices, parameters (a constant that the caller adds to a budget).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["Graph", "Node", "Numbered"]
 
 MAX_TOTAL = 1 << 53
-"""Sums of sizes stay below this (8 PiB), so that they are exact in double precision."""
+"""Sums of sizes stay below this (8 PiB), so they are exact in double precision."""
 
 
 class Numbered(NamedTuple):
-    """A graph by numbers: a node's number is its place in the order that forward runs in."""
+    """A graph by numbers: a node's number is its place in the order of forward."""
 
     names: tuple[str, ...]
     preds: tuple[tuple[int, ...], ...]
     succs: tuple[tuple[int, ...], ...]
     root: tuple[int, ...]
-    """The node whose bytes a node's output lies in: itself, unless it is a view."""
+    """The node that holds the bytes of a node's output: itself, unless it is a view."""
     size: tuple[int, ...]
     grad: tuple[int, ...]
     stash: tuple[int, ...]
@@ -49,26 +49,26 @@ class Numbered(NamedTuple):
     needs: tuple[tuple[int, ...], ...]
     recomputable: tuple[bool, ...]
     pinned: tuple[bool, ...]
-    """True for a node that lies in the bytes of one that must not run twice."""
+    """True for a node whose bytes belong to a node that must not run twice."""
     costly: tuple[bool, ...]
     """True for a node that costs more than the average."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order in which forward runs them, and an edge from each input to its user.
+    """A forward pass: its calls as nodes, and an edge from each input to its user.
 
-    A view depends on its base even where no edge says so. Nodes that are out of order are
-    sorted; otherwise their order stays.
+    Nodes are in the order in which forward runs them. Only nodes that are out of order are sorted.
+    A view depends on its base even without an edge.
 
     Args:
-        nodes: the calls.
-        edges: pairs of names.
-        forward_bytes: bytes in use in forward alone, such as the gradients of the step before.
+        nodes: the calls, as `Node`.
+        edges: pairs of names: an input and its user.
+        forward_bytes: bytes in use during forward only, such as the previous step's gradients.
 
     Raises:
-        GraphError: a cycle, an edge or a base that names no node, a duplicate name; the message
-            names the node.
+        GraphError: there is a cycle, a duplicate name, or an edge or base that names no node; names
+            the node.
 
     >>> Graph([Node("a", 4, 1), Node("b", 4, 1)], [("a", "b")]).names
     ('a', 'b')
@@ -102,17 +102,17 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        """Return the hash, computed once, as caches look graphs up often."""
+        """Return the hash, computed once, because caches look graphs up often."""
         return hash((self.nodes, self.edges, self.forward_bytes))
 
     # -- checks ----------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise `GraphError` for nodes, edges or sizes that make no graph."""
+        """Raise `GraphError` for invalid nodes, edges or sizes."""
         known: set[str] = set()
         for node in self.nodes:
             if not isinstance(node, Node):
-                raise GraphError(f"nodes are Node objects; got {node!r}")
+                raise GraphError(f"nodes must be Node objects; got {node!r}")
             if node.name in known:
                 raise GraphError(f"node {node.name!r} is there twice")
             known.add(node.name)
@@ -135,7 +135,7 @@ class Graph:
             raise GraphError("the sizes add up to 8 PiB or more")
 
     def _check_needs(self) -> None:
-        """Raise `GraphError` where backward needs a value that is no input or is not saved."""
+        """Raise `GraphError` if backward needs a value that is not an input or not saved."""
         saved = {node.name: node.saved for node in self.nodes}
         inputs = self._inputs()
         for node in self.nodes:
@@ -156,7 +156,8 @@ class Graph:
         return {name: list(found) for name, found in inputs.items()}
 
     def _sorted(self) -> tuple[int, ...]:
-        """Sort the places in `nodes`: inputs first, else as given; `GraphError` for a cycle."""
+        """Sort the places in `nodes`: inputs first, otherwise as given; `GraphError` for a cycle.
+        """
         place = {node.name: i for i, node in enumerate(self.nodes)}
         sorter = TopologicalSorter(
             {place[name]: [place[x] for x in names] for name, names in self._inputs().items()}
@@ -241,7 +242,7 @@ def _pair(edge: Any) -> tuple[str, str]:
     try:
         source, target = edge
     except (TypeError, ValueError):
-        raise GraphError(f"an edge is a pair of names; got {shown(edge)}") from None
+        raise GraphError(f"an edge must be a pair of names; got {shown(edge)}") from None
     if not isinstance(source, str) or not isinstance(target, str):
-        raise GraphError(f"an edge is a pair of names; got {shown(edge)}")
+        raise GraphError(f"an edge must be a pair of names; got {shown(edge)}")
     return source, target

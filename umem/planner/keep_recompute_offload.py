@@ -1,11 +1,12 @@
 """Plans that keep, recompute or offload each value.
 
-Recomputations are planned for some budgets, from the one asked for up to that of keeping
-everything; of the values that such a plan keeps, as many are offloaded as do not fit. The budget
-itself gives recomputation alone, the other end offloading alone. After the hybrid policies of
-Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are those of the referee.
+Recomputations are planned for several budgets, from the given one up to the peak of keeping
+everything; then as many of the kept values are offloaded as exceed the given budget. So the given
+budget leads to recomputation only, and the largest one to offloading only. After the hybrid
+policies of Capuchin (Peng et al., ASPLOS 2020) and PoocH (Ito et al., 2019); times are the
+referee's.
 
-Tried and left: a local search that then changes the decision on one value at a time made 1 of 30
+Tried and dropped: a local search that then changed the decision on one value at a time made 1 of 30
 steps of small graphs quicker, by 0.7%.
 """
 
@@ -22,18 +23,18 @@ from umem.planner.plans import Plan, Reruns, reruns_of
 from umem.planner.rematerialize import keep_more
 
 BUDGETS = 7
-"""Number of budgets that are planned for: a guess, no bench compares others."""
+"""The number of budgets to plan for. A guess: no bench compares others."""
 SHORT = 200
-"""At most this many nodes for which every budget is planned anew.
+"""Every budget is planned anew for graphs of at most this many nodes.
 
-In larger graphs, the plans that are known, or that of one budget, are relaxed for the others.
+In larger graphs, known plans, or the plan for one budget, are relaxed for the others.
 """
 
 
 def starting_decisions(
     graph: Graph, budget_bytes: int, link: Link, known: Sequence[Plan], method: str
 ) -> list[Decision]:
-    """Return decisions that fit a budget; empty if none that is tried fits.
+    """Return decisions that fit a budget; empty if no tried one fits.
 
     ``known`` are plans that recompute calls and offload nothing, whether they fit or not.
     """
@@ -45,7 +46,7 @@ def starting_decisions(
 def least_decisions(
     graph: Graph, link: Link, known: Sequence[Plan], method: str
 ) -> tuple[int, list[Decision]]:
-    """Return the least budget that a decision is found for, and the decisions for it.
+    """Return the smallest budget for which a decision is found, and the decisions for it.
 
     ``known`` are the plans of least bytes that offload nothing.
     """

@@ -1,4 +1,4 @@
-"""The link to the offload target, what a plan moves over it, and the time that copies take."""
+"""The link to the offload target, a plan's moves over it, and the time of copies."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from umem.units import MIB
 
 What = Literal["value", "stash"]
 IN_FLIGHT_BYTES = AHEAD_BYTES = 32 * MIB
-"""Without a plan, at most so many bytes are on their way to the offload target, and are back before
-backward needs them; or those of one function where they are more."""
+"""Without a plan, at most so many bytes are being sent to the offload target at a time, and at most
+so many are fetched ahead of backward; or one function's bytes if they are more."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link to the offload target, such as pinned host memory, full duplex.
+    """A full-duplex link to the offload target, such as pinned host memory.
 
-    Models: a rate each way, one copy after another each way. Does not model: latency, traffic of
-    anything else, an offload target that fills up.
+    Models: a rate in each direction, with one copy at a time in each. Does not model: latency,
+    other traffic, an offload target that fills up.
 
     Args:
-        out_rate: bytes sent per unit of cost; zero: nothing is offloaded.
-        in_rate: bytes fetched per unit of cost; zero: nothing is offloaded.
-        smallest_bytes: anything smaller is never offloaded.
+        out_rate: bytes sent per unit of cost; zero: no offload.
+        in_rate: bytes fetched per unit of cost; zero: no offload.
+        smallest_bytes: values with fewer bytes are never offloaded.
 
     Raises:
-        GraphError: a rate is no finite number of zero or more, or a size no count of bytes.
+        GraphError: a rate is not a finite number of zero or more, or a size is not a count of
+            bytes.
     """
 
     out_rate: float
@@ -49,7 +50,7 @@ class Link:
 
     @property
     def moves(self) -> bool:
-        """True where both rates are above zero."""
+        """True if both rates are above zero."""
         return self.out_rate > 0 and self.in_rate > 0
 
     def takes(self, nbytes: int) -> bool:
@@ -70,15 +71,14 @@ def _rate(key: str, value: Any) -> float:
 class Move(NamedTuple):
     """One value or function state that is offloaded in forward and fetched in backward.
 
-    It is sent when its last use in forward is over. A value is offloaded with all its views.
+    It is sent after its last use in forward. A value is offloaded with all its views.
 
     Attributes:
-        node: the node that holds the bytes: for a view, its base.
+        node: the node that holds the bytes; for a view, its base.
         what: ``value``: the node's outputs; ``stash``: its function state.
-        leaves_after: the call of forward after which its bytes are free; that call's end waits
-            until the copy is over.
-        fetched_before: the call before whose step of backward, and before the recomputations for
-            that step, the fetch begins and its bytes are allocated.
+        leaves_after: its bytes are freed at the end of this forward call, which waits for the copy.
+        fetched_before: its bytes are allocated and its fetch begins before this call's step of
+            backward, and before the recomputations for that step.
     """
 
     node: str
@@ -92,14 +92,14 @@ Key = tuple[Literal["value", "stash"], int]
 
 
 class LinkClock:
-    """Three queues side by side: computations, copies out and copies in.
+    """Three parallel queues: computations, copies out and copies in.
 
-    A copy begins once it is queued and the copy queued before it the same way is over. Without a
+    A copy begins once it is queued and the earlier copies in its direction are over. Without a
     link, copies take no time.
 
     Attributes:
-        now: the time at which the last computation is over, waiting included, in units of cost.
-        sent_bytes, fetched_bytes: what was copied each way.
+        now: the time at which the last computation ends, waiting included, in units of cost.
+        sent_bytes, fetched_bytes: the bytes copied in each direction.
     """
 
     def __init__(self, link: Link | None) -> None:
@@ -114,7 +114,7 @@ class LinkClock:
         self.now += cost
 
     def wait(self, key: Key) -> None:
-        """Have the next computation wait for the last copy of a value or function state."""
+        """Make the next computation wait for the last copy of a value or function state."""
         self.now = max(self.now, self._done.get(key, 0.0))
 
     def send(self, key: Key, nbytes: int) -> float:

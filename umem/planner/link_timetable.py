@@ -21,7 +21,7 @@ class OffloadWindow(NamedTuple):
         nbytes: its bytes.
         last: the computation of forward that uses it last.
         first: the computation of backward that uses it first.
-        back: the computation before which it has to be fetched at the latest: the first of the
+        back: the computation before which it must be fetched at the latest: the first one of the
             step of backward that uses it first.
     """
 
@@ -56,7 +56,7 @@ class Timetable(NamedTuple):
 def timetable(graph: Graph, reruns: Reruns, link: Link | None = None) -> Timetable:
     """List the computations of a step. Cost: proportional to the calls and their inputs.
 
-    Without a link nothing may be offloaded. The lists are cached: do not change them.
+    Without a link there are no windows. The lists are cached: do not change them.
     """
     plan = plan_by_reruns(graph, reruns, "")
     ordered, g = Computations(graph, plan), graph.numbered

@@ -5,10 +5,10 @@
   nodes keeps the prefixes with the fewest bytes on their boundaries, one out of each stretch.
 - Under ``kusumoto``, the families of the paper, in `umem.planner.kusumoto.families`.
 - Prefixes whose boundary is a single value: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with
-  Sublinear Memory Cost", arXiv 1604.06174, algorithm 3: go through the nodes in order, and close a
-  block at the first single value after it has grown to a number of bytes. Their search over that
-  number is a sweep here, from one block to a block for each cut; with blocks of equal bytes the
-  best is about sqrt(n).
+  Sublinear Memory Cost", arXiv 1604.06174, algorithm 3: visit the nodes in order, and close a block
+  at the first single value after it has grown to a number of bytes. They search for that number;
+  here all are tried, from one block to a block for each cut. With blocks of equal bytes the best
+  number of blocks is about sqrt(n).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from umem.planner.plans import Model
 from umem.planner.step_table import INFINITE, Chain, Hop, Table
 
 LIMITS: dict[Model, int] = {"kusumoto": 3000, "saved": 700}
-"""By model, at most this many lower sets of the exact method: tables of them take memory."""
+"""By model, the most lower sets for the exact method, whose tables take memory."""
 
 
 def approximate_family(graph: Graph, model: Model) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ def exact_family(graph: Graph, model: Model) -> tuple[int, ...]:
 
 
 def prefixes(graph: Graph) -> tuple[int, ...]:
-    """Return the prefixes of the node order, in large graphs those with few bytes on a boundary."""
+    """Return the prefixes of the node order; in large graphs, only some with small boundaries."""
     g = graph.numbered
     changes = np.zeros(len(graph) + 2, np.int64)
     for v, users in enumerate(g.succs):
@@ -85,7 +85,7 @@ def single_value_family(graph: Graph, model: Model) -> tuple[int, ...]:
 
 
 def chains_by_size(graph: Graph, table: Table, kinds: int) -> Iterator[Chain]:
-    """Yield the greedy chain for each number of bytes that a block grows to."""
+    """Yield the greedy chain for each number of bytes at which a block is closed."""
     size = graph.numbered.size
     total = [sum(size[: mask.bit_length()]) for mask in table.sets]
     last = len(table.sets) - 1

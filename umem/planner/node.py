@@ -1,4 +1,4 @@
-"""One function call of the forward pass, as a planner sees it."""
+"""One function call of the forward pass, with the facts for planning."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Node:
     """A function call of the forward pass: its outputs, its function state and its cost.
 
     Args:
-        name: unique in its graph.
+        name: the name, unique in its graph.
         nbytes: bytes of its outputs.
-        cost: of recomputing it, in any unit; zero or more.
+        cost: the cost of recomputing it, in any unit; zero or more.
         saved: True if backward needs its outputs.
-        alias_of: the input that its output is a view of; such a node holds no bytes of its own,
-            and keeping it keeps its base.
+        alias_of: the input that its output is a view of. A view has no bytes of its own, and
+            keeping it keeps its base.
         recomputable: False for a call that must not run twice; its outputs are kept.
-        stash_bytes: bytes of function state for its own backward, outputs apart.
+        stash_bytes: bytes of function state for its own backward, without outputs.
         grad_bytes: bytes of the gradient of its outputs; None: nbytes, and zero for a view.
         workspace_bytes: temporary memory while it runs.
         backward_workspace_bytes: temporary memory while its backward runs.
-        stays_bytes: bytes of parameters' gradients that its backward makes; they stay to the
+        stays_bytes: bytes of parameters' gradients that its backward makes; they stay until the
             step's end.
-        needs: the values that its backward reads, itself or inputs of it; None: those of them
-            that are saved.
-        backward_cost: of its backward; None: twice its cost.
+        needs: the values that its backward reads: its output or inputs, by name; None: all of
+            these that are saved.
+        backward_cost: the cost of its backward; None: twice its cost.
 
     Raises:
         GraphError: a field has a wrong type or value; names the node and the field.
@@ -58,10 +58,10 @@ class Node:
     def __post_init__(self) -> None:
         """Check the fields, and convert sizes to int and costs to int or float."""
         if not isinstance(self.name, str) or not self.name:
-            raise GraphError(f"a node's name is text; got {self.name!r}")
+            raise GraphError(f"a node's name must be text; got {self.name!r}")
         if self.needs is not None:
             if isinstance(self.needs, str) or not are_names(self.needs):
-                raise GraphError(f"node {self.name!r}: needs is a list of names")
+                raise GraphError(f"node {self.name!r}: needs must be a list of names")
             object.__setattr__(self, "needs", tuple(self.needs))
         for key in SIZES:
             self._set_size(key, getattr(self, key))
@@ -71,9 +71,9 @@ class Node:
         if self.backward_cost is not None:
             self._set_cost("backward_cost", self.backward_cost)
         if self.alias_of is not None and not isinstance(self.alias_of, str):
-            raise GraphError(f"node {self.name!r}: alias_of is the name of a node")
+            raise GraphError(f"node {self.name!r}: alias_of must be the name of a node")
         if self.alias_of is not None and self.stash_bytes:
-            raise GraphError(f"node {self.name!r} is a view; a view keeps no stash")
+            raise GraphError(f"node {self.name!r} is a view; a view cannot have a stash")
 
     def _set_size(self, key: str, value: Any) -> None:
         size = whole_number(value)

@@ -1,8 +1,8 @@
-"""The schedule of offloading: the values, when each leaves memory, when its prefetch begins.
+"""The schedule of offloading: the values, and when each leaves memory and begins to be fetched.
 
-A value that was sent leaves as soon as its copy is over; where the next call needs the room before
-that, the call waits for the copy. Values are fetched in the order of their use, each as early as it
-has room until its use. So no copy begins later than it could in that order.
+A sent value leaves memory as soon as its copy is over; if the next call needs the room earlier, the
+call waits for the copy. Values are fetched in the order of their use, each as early as it has room
+until its use. So no copy begins later than it could in that order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from umem.planner.plans import Plan, Reruns
 from umem.planner.rematerialize import plan_of
 
 NEVER_LESS = 1 + 1e-12
-"""A step within this factor of the time of keeping everything counts as the quickest."""
+"""A step within this factor of the time with all values kept counts as the quickest."""
 
 
 class OffloadTimes(NamedTuple):
@@ -130,7 +130,7 @@ def _backward(
 def choose_offloaded(table: Timetable, budget_bytes: int) -> list[OffloadWindow] | None:
     """Choose the values to offload, so that the step fits a budget; None: it cannot.
 
-    Where memory is short, the value whose next use is last is offloaded (Belady 1966).
+    When memory is short, the value whose next use is latest is offloaded (Belady 1966).
     """
     found: list[OffloadWindow] = []
     back = [0] * (len(table.used) + 1)
@@ -158,7 +158,7 @@ def choose_offloaded(table: Timetable, budget_bytes: int) -> list[OffloadWindow]
 
 
 class Decision(NamedTuple):
-    """Recomputations and transfers of a step whose forward has the order of the nodes."""
+    """Recomputations and transfers of a step whose forward runs in the order of the nodes."""
 
     graph: Graph
     reruns: Reruns
@@ -184,10 +184,10 @@ def rank(decision: Decision) -> tuple[float, int]:
 
 
 def decided(graph: Graph, reruns: Reruns, budget_bytes: int, link: Link) -> Decision | None:
-    """Decide on offloading, as much as a budget asks, for given recomputations; None: no fit.
+    """Decide on offloading, as much as a budget requires, for given recomputations; None: no fit.
 
     Args:
-        graph: its nodes in the order of forward.
+        graph: the graph, with its nodes in the order of forward.
         reruns: the recomputations.
         budget_bytes: the most bytes at once.
         link: the link to the offload target.

@@ -1,4 +1,4 @@
-"""The plan, a planner's decision, as blocks of calls and as recomputations before each step."""
+"""A plan, as blocks of calls and as recomputations before each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from umem.planner.graph import Graph
 from umem.planner.link import Link, Move
 
 Method = str
-"""The name of a method, see `umem.planner.chains.METHODS`; ``auto`` takes the best of several."""
+"""The name of a method, see `umem.planner.chains.METHODS`; ``auto``: the best of several."""
 Objective = Literal["time", "memory"]
 Model = Literal["kusumoto", "saved"]
 OBJECTIVES = ("time", "memory")
@@ -34,12 +34,11 @@ class Plan:
         method: the algorithm that found the plan.
         objective: ``time`` or ``memory``, see `umem.planner.plan`.
         model: the cost model by which bytes were counted.
-        budget_bytes: the budget that the plan was made for.
+        budget_bytes: the budget for which the plan was made.
         frees_early: True if a kept value is freed after its last use; otherwise it stays until the
             backward of its own block begins.
-        moves: the kept values and function state that are offloaded over a link in between, and
-            when.
-        link: the link that the plan was made for; None: it was made without one.
+        moves: the kept values and function state that are offloaded in between, with the times.
+        link: the link for which the plan was made; None: it was made without one.
     """
 
     blocks: tuple[tuple[str, ...], ...]
@@ -66,7 +65,7 @@ def checked_model(model: str) -> Model:
     for known in MODELS:
         if model == known:
             return known
-    raise GraphError(f"model is one of {', '.join(MODELS)}; got {shown(model)}")
+    raise GraphError(f"model must be one of {', '.join(MODELS)}; got {shown(model)}")
 
 
 def reruns_of(graph: Graph, plan: Plan) -> Reruns:
@@ -82,7 +81,8 @@ def reruns_of(graph: Graph, plan: Plan) -> Reruns:
 def plan_by_reruns(graph: Graph, reruns: Reruns, method: Method) -> Plan:
     """Make a plan with one block a node, whose backward has the reverse order of the nodes.
 
-    Every value is freed after its last use, kept or not. Its bytes are not counted: they are 0.
+    Every value is freed after its last use, kept or not. The plan's bytes are not counted: they are
+    0.
     """
     g = graph.numbered
     kept, stashed, made = set[int](), set[int](), set[int]()

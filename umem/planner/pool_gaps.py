@@ -1,27 +1,27 @@
-"""The gaps between arrays in the pool of a GPU, for which a budget in bytes has to have room."""
+"""The gaps between arrays in a GPU's pool, for which a budget in bytes must have room."""
 
 from __future__ import annotations
 
 FIRST_GAPS, LEAST_GAPS, PLAIN_GAPS = 1.25, 1.1, 1.15
-"""Bytes reserved relative to those in use: of planned passes until measured, and at least then; and
-of plain ones.
+"""Reserved bytes over the peak of bytes in use: for planned passes until they are measured, the
+least for measured ones, and for plain passes.
 
-Passes of a residual network and of a transformer need pools of 1.05 to 1.22 times what planned ones
-have in use at most, and plain ones 1.07 to 1.1 times that (software GPU). A plain pass has nothing
-that it could drop if memory runs out.
+Planned passes of a residual network and of a transformer need pools of 1.05 to 1.22 times their
+peak, and plain ones 1.07 to 1.1 times (software GPU). A plain pass has nothing to drop if memory
+runs out.
 """
 SETTLED = 4
-"""At most this often the gaps of a training run are corrected."""
+"""The gaps of a training run are corrected at most this many times."""
 
 
 class PoolGaps:
-    """The gaps between arrays in a GPU's pool, which a budget in bytes has to hold as well.
+    """The gaps between arrays in a GPU's pool, which a budget in bytes includes.
 
     Attributes:
-        planned, plain: the bytes that the pool reserves, relative to those in use at most, in
-            passes that follow a plan and in others; 1 on the host.
-        measured: of the last planned pass that was measured; None before.
-        card_bytes: the most that the pool can have; None if that is not known, or not limited.
+        planned, plain: reserved bytes over the peak of bytes in use, in passes that follow a plan
+            and in others; 1 on the host.
+        measured: the same for the last measured planned pass; None before.
+        card_bytes: the most bytes that the pool can have; None if unknown or unlimited.
         are_expected: whether the arrays of the training run are in a pool.
     """
 
@@ -33,7 +33,7 @@ class PoolGaps:
         self._corrections = 0
 
     def expect(self) -> None:
-        """Expect gaps, as the arrays of the training run are in a pool."""
+        """Expect gaps, because the arrays of the training run are in a pool."""
         if not self.are_expected:
             self.planned, self.plain, self.are_expected = FIRST_GAPS, PLAIN_GAPS, True
 
@@ -47,7 +47,7 @@ class PoolGaps:
         return int(most / (self.plain if plain else self.planned))
 
     def learn(self, measured: float) -> bool:
-        """Record the gaps of a planned pass; tell whether plans are to be made anew by them.
+        """Record the gaps of a planned pass; tell whether plans must be made anew.
 
         The first measurement replaces the expectation; later ones only raise it.
         """
@@ -57,7 +57,7 @@ class PoolGaps:
         return self._correct(max(LEAST_GAPS, measured))
 
     def run_out(self) -> bool:
-        """Raise the gaps after a pass has run out of memory; tell whether plans are made anew."""
+        """Raise the gaps after a pass ran out of memory; tell whether plans must be made anew."""
         self.plain = max(1.1 * self.plain, self.planned)  # it may have been a plain pass
         return self._correct(max(FIRST_GAPS, 1.1 * self.planned))
 

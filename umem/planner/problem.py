@@ -1,9 +1,9 @@
 """The planning problem of one pass: its calls, and the bytes beside them.
 
 `umem.chainer.Recompute` makes one from the passes that it observes, `umem.onnx` from a trace. A
-constant is in use all the time: parameters, optimizer state and inputs, random numbers that calls
-have drawn (a dropout's mask, packed to one bit an element or not), and outputs of calls that must
-not be recomputed. The rest is a `Graph`, for which plans are made.
+constant is always in use: parameters, optimizer state and inputs, random numbers that calls have
+drawn (a dropout's mask, packed to one bit an element or not), and outputs of calls that must not be
+recomputed. The rest is a `Graph`, for which plans are made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from umem.trace.analysis import CONVOLUTIONS
 from umem.units import format_apart, format_bytes
 
 UPDATE = "the optimizer's update"
-"""The name in place of a call's where the optimizer's update forces the floor."""
+"""The name given instead of a call's if the optimizer's update forces the floor."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class CallFacts:
     Attributes:
         label: the function's name.
         nbytes: bytes of the memory of its outputs that the call itself allocated.
-        cost: of recomputing it.
+        cost: the cost of recomputing it.
         grad_bytes: bytes of the gradient of its outputs.
         alias: the call whose output its output is a view of.
-        stash_bytes: bytes of function state that its backward reads and that can be recomputed.
-        drawn_bytes: bytes of function state drawn at random, which is never drawn a second time.
+        stash_bytes: bytes of recomputable function state that its backward reads.
+        drawn_bytes: bytes of function state drawn at random, which is never drawn again.
         mask_bytes, packed_bytes: the part of ``drawn_bytes`` that is a dropout's mask, and the
             mask's bytes at one bit an element.
         again: True if it may be recomputed; otherwise its outputs are never dropped.
@@ -50,7 +50,7 @@ class CallFacts:
         stays_bytes: bytes of the parameters' gradients that its backward is the first to make.
         needs: the calls whose outputs its backward reads.
         dead: True if backward does not reach it.
-        backward_cost: of its backward; None: twice its cost.
+        backward_cost: the cost of its backward; None: twice its cost.
     """
 
     label: str
@@ -77,7 +77,7 @@ class Solution(NamedTuple):
     Attributes:
         plan: the plan; its peak does not include the constant.
         graph: the graph of the plan.
-        constant_bytes: the bytes in use all the time.
+        constant_bytes: the bytes that are always in use.
         packs: True if dropout masks are kept as bits.
         update_peak_bytes: the peak during the optimizer's update, parameters and state included.
     """
@@ -102,14 +102,14 @@ class Problem:
         calls: in the order of forward.
         edges: pairs of calls: the second reads an output of the first.
         outside_bytes: parameters, state, inputs, and gradients that stay from step to step.
-        forward_bytes: gradients of the step before, which are cleared when forward is over.
+        forward_bytes: the previous step's gradients, which are cleared after forward.
         backward_order: by call, its place in a plain backward; calls that backward does not reach
             are missing.
-        keeps_order: True if backward has to run its calls in that order.
+        keeps_order: True if backward must run its calls in that order.
         outlives: True if the pass's graph is still alive during the next pass.
-        update_bytes: temporary memory of the optimizer's update, which runs in chunks where its
-            rule allows that.
-        whole_update_bytes: the same in a plain step, where rules compute with whole arrays.
+        update_bytes: temporary memory of the optimizer's update, which runs in chunks if its rule
+            allows it.
+        whole_update_bytes: the same in a plain step, whose rules compute with whole arrays.
     """
 
     calls: tuple[CallFacts, ...]
@@ -135,10 +135,10 @@ class Problem:
 
     @cached_property
     def _held(self) -> dict[int, int]:
-        """Return by call the bytes that stay as long as the graph: of calls never recomputed.
+        """Return by call the bytes of calls never recomputed, which stay as long as the graph.
 
-        They are a call's function state and outputs; where its outputs are views, the outputs of
-        the base, under the base's number. Other calls are missing.
+        They are a call's function state and outputs; if the outputs are views, the base's outputs,
+        under the base's number. Other calls are missing.
         """
         found: dict[int, int] = {}
         for index, call in enumerate(self.calls):
@@ -154,7 +154,7 @@ class Problem:
 
     @cached_property
     def _summed(self) -> frozenset[int]:
-        """Return the calls whose outputs `Sum` alone reads: their gradient is a broadcast view."""
+        """Return the calls whose outputs only `Sum` reads: their gradient is a broadcast view."""
         users: dict[int, set[str]] = {}
         for source, user in self.edges:
             users.setdefault(source, set()).add(self.calls[user].label)
@@ -162,14 +162,14 @@ class Problem:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of calls never recomputed; doubled where the graph outlives its pass."""
+        """Return the bytes of calls never recomputed; doubled if the graph outlives its pass."""
         return sum(self._held.values()) * (2 if self.outlives else 1)
 
     def constant_bytes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> int:
-        """Return the bytes in use all the time: outside, drawn at random, and `held_bytes`.
+        """Return the bytes that are always in use: outside, drawn at random, and `held_bytes`.
 
-        In a ``plain`` step, and where a plan ``moves`` values to the offload target, outputs of
-        calls that must not be recomputed are a part of the graph instead.
+        In a ``plain`` step, and if a plan ``moves`` values to the offload target, outputs of calls
+        that must not be recomputed are a part of the graph instead.
         """
         drawn = 0 if plain or moves else self.held_bytes
         for call in self.calls:
@@ -179,11 +179,11 @@ class Problem:
         return self.outside_bytes + drawn
 
     def _nodes(self, *, packs: bool, plain: bool = False, moves: bool = False) -> list[Node]:
-        """Make the nodes of the calls; the arguments are those of `constant_bytes`.
+        """Make the nodes of the calls; for the arguments see `constant_bytes`.
 
-        A dropout's mask that is kept as bits takes workspace to pack and unpack. Where values may
-        be offloaded, a call that must not be recomputed keeps its outputs, there or in memory,
-        until its own backward.
+        A dropout's mask that is kept as bits takes workspace to pack and unpack. If values may be
+        offloaded, a call that must not be recomputed keeps its outputs until its own backward, in
+        memory or offloaded.
         """
         names, held = self.names, {} if plain or moves else self._held
         nodes = []
@@ -213,7 +213,7 @@ class Problem:
         """Make the graph, with masks packed or not.
 
         A plan's backward runs in the reverse order of the nodes, unless the plan takes branches one
-        by one. Where backward has to keep the order of a plain one, the nodes are in its reverse.
+        by one. If backward must keep a plain backward's order, the nodes are in its reverse order.
         """
         nodes = self._nodes(packs=packs, plain=plain, moves=moves)
         graph = Graph(nodes, self._named_edges, self.forward_bytes)
@@ -241,8 +241,8 @@ class Problem:
     def plain_step(self) -> ScheduleUsage:
         """Return the bytes of a step without a plan, above `constant_bytes` of a plain one.
 
-        Saved tensors are freed when all of backward is over, and backward has Chainer's own order,
-        in which calls that read inputs alone come last: their gradients stay until then.
+        Saved tensors are freed after all of backward, and backward has Chainer's own order, in
+        which calls that read only inputs come last: their gradients stay until then.
         """
         graph = self._graph(packs=False, plain=True)
         stream = list(actions(graph, make_plan(graph, None, "store_all", model="saved")))
@@ -256,7 +256,7 @@ class Problem:
 
     @property
     def plain_bytes(self) -> int:
-        """Return the peak of a plain step, constant included: a budget's share is of this."""
+        """Return the peak of a plain step, constant included; budgets in percent refer to it."""
         whole = self.update_peak_bytes - self.update_bytes + self.whole_update_bytes
         return max(self.left_alone_bytes, whole)
 
@@ -268,7 +268,7 @@ class Problem:
 
     @property
     def update_peak_bytes(self) -> int:
-        """Return the peak during the optimizer's update, which comes when the graph is freed.
+        """Return the peak during the optimizer's update, which runs after the graph is freed.
 
         Parameters, their gradients and the state are included.
         """
@@ -276,9 +276,10 @@ class Problem:
         return self.outside_bytes + stays + self.update_bytes
 
     def _plain_order(self, graph: Graph) -> Iterator[str]:
-        """Yield names in the order of backward: users first, then as observed; others early.
+        """Yield names in the order of backward: users first, then as observed; unobserved ones
+        early.
 
-        A call that was not observed may be reached by a later backward of the same graph.
+        A later backward of the same graph may reach a call that was not observed.
         """
         g, place = graph.numbered, {name: index for index, name in enumerate(self.names)}
         order = [self.backward_order.get(place[name], -1) for name in g.names]
@@ -307,7 +308,7 @@ class Problem:
         """Return the plan of least bytes, for at most one more forward pass or at any cost.
 
         Cached by its arguments. With a link to the offload target the plan may offload values
-        instead, and is the quickest that is found for these bytes.
+        instead, and is the quickest one found for these bytes.
         """
         key = method, any_cost, link
         if key not in self._found:
@@ -340,11 +341,11 @@ class Problem:
         """Return the plan for a budget, constant included; None: `least`.
 
         With a link to the offload target, each value is kept, recomputed or offloaded; outputs of
-        calls that must not be recomputed are kept until their own backward or offloaded; random
-        numbers that were drawn stay in memory.
+        calls that must not be recomputed are kept until their own backward or offloaded; drawn
+        random numbers stay in memory.
 
         Raises:
-            BudgetError: no plan fits; names the least budget that one fits.
+            BudgetError: no plan fits; names the least budget.
         """
         if budget_bytes is None:
             return self.least(method, link=link)
@@ -367,10 +368,10 @@ class Problem:
         return method
 
     def _too_small(self, budget_bytes: int, method: Method, link: Link | None) -> BudgetError:
-        """Return the error for a budget that no plan fits; it names the least one that a plan fits.
+        """Return the error for a budget that is too small; it names the least budget.
 
-        The least budget is that of plans with at most one more forward pass. Where plans that
-        recompute more need less memory, the error names their budget too, and how many passes.
+        The least budget is for plans with at most one more forward pass. If plans that recompute
+        more need less memory, the error names their budget and their number of passes too.
         """
         least, whole = self.least(method, link=link).peak_bytes, self.plain_bytes
         lowest = self.least(method, any_cost=True, link=link)
@@ -401,7 +402,7 @@ class Problem:
         )
 
     def _columns_in(self, node: str) -> str:
-        """Say what of the floor is a convolution's columns; empty where it is another's floor."""
+        """Return a text on a convolution's columns in the floor; empty for another call."""
         if node not in self.names:
             return ""
         call = self.calls[self.names.index(node)]

@@ -1,4 +1,4 @@
-"""The referee: carries a plan out on a toy machine and checks every action; trusts no planner."""
+"""The referee: carries a plan out on a toy machine and checks every action, with its own counts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Moment(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """The bytes, the work and the time that carrying a plan out took.
+    """The bytes, the work and the time of carrying a plan out.
 
     Attributes:
         peak_bytes: the most bytes in use at once.
         overhead: the cost of all recomputations.
         timeline: every action with the bytes in use.
-        seconds: the time of the step in units of cost: forward, recomputation, backward, and
-            waiting for copies.
+        seconds: the time of the step in units of cost: forward, recomputation, backward and waiting
+            for copies.
         sent_bytes, fetched_bytes: the bytes copied over the link, out and in.
     """
 
@@ -61,11 +61,11 @@ def simulate(
         liveness: free values after their last use, not at the end of their block.
         budget_bytes: the most bytes at any action; None: no limit.
         model: the model whose rules of backward hold; None: the plan's own.
-        link: the link that values are offloaded over; None: the plan's own, and where it has none,
-            copies take no time.
+        link: the link for offloading; None: the plan's own, and if it has none, copies take no
+            time.
 
     Raises:
-        GraphError: an action cannot be carried out, or one is missing; names the node.
+        GraphError: an action cannot be carried out, or is missing; names the node.
         BudgetError: an action needs more than the budget; names the action.
 
     >>> from umem.planner import Node, plan
@@ -107,7 +107,7 @@ def referee(
 
 
 class _Machine:
-    """A toy machine: the values and function state in its memory, and the actions that were done.
+    """A toy machine: the values and function state in its memory, and the completed actions.
 
     The rules return the bytes that are in use only while an action runs.
     """
@@ -143,7 +143,7 @@ class _Machine:
         """Carry one action out; raise `GraphError` if that is impossible or out of turn."""
         v = self._number.get(action.node)
         if v is None or action.kind not in get_args(Kind):
-            raise GraphError(f"{action} is no action on this graph")
+            raise GraphError(f"{action} is not an action on this graph")
         self._now = action
         before, beside = self._bytes, 0
         if action.kind in self._of_calls:
@@ -156,7 +156,7 @@ class _Machine:
         return moment
 
     def finish(self) -> None:
-        """Check that every call ran forward and backward, and that nothing is left in memory.
+        """Check that every call ran forward and backward, and that memory is empty.
 
         Raises:
             GraphError: names the node.
@@ -168,7 +168,7 @@ class _Machine:
         for v in sorted([*self._grads, *(v for _, v in self._live)]):
             raise GraphError(f"something of {self.g.names[v]!r} is left at the end")
         for _, v in sorted((*self._sent, *self._away)):
-            raise GraphError(f"something of {self.g.names[v]!r} was moved and never came back")
+            raise GraphError(f"something of {self.g.names[v]!r} was sent and never fetched")
 
     def _check(self, holds: bool, why: str, v: int) -> None:
         if not holds:
@@ -251,7 +251,7 @@ class _Machine:
     # -- values and function state ---------------------------------------------------------
 
     def _place(self, key: Key) -> Key:
-        """Return whose bytes a value or function state lies in: a view's are its base's."""
+        """Return the owner of the bytes of a value or function state; for a view, its base."""
         return ("value", self.g.root[key[1]]) if key[0] == "value" else key
 
     def _size(self, place: Key) -> int:

@@ -30,9 +30,9 @@ FINE, COARSE = 512, 64
 Guesses: no bench compares others.
 """
 SHORT = 24
-"""At most this many nodes for the walks that recompute values for later steps: the slowest."""
+"""Graphs of at most this many nodes get the slowest walks, which recompute for later steps too."""
 ONCE = 32
-"""At most this many nodes for a search with each call recomputed once at most.
+"""Graphs of at most this many nodes get a search that recomputes each call at most once.
 
 In larger graphs, chains of lower sets are as good.
 """
@@ -41,10 +41,10 @@ WALKS = (
     Walk(tuple(Weights(above, 0) for above in (0.03, 0.1, 0.3, 0.6, 1)), 0),
     Walk((Weights(0, 0), Weights(0, 0.3), Weights(0.3, 0)), 2),
 )
-"""The walks in search of the least overhead, one after the other.
+"""The walks in search of the least overhead, one after another.
 
-Both kinds of weights are needed: without those of an upper bound, a plan of a random graph of 14
-nodes had 9 units of overhead instead of 8. The weights themselves are guesses.
+Both kinds of weights are needed: without an upper bound, a plan of a random graph of 14 nodes had 9
+units of overhead instead of 8. The weights themselves are guesses.
 """
 PROBES = (
     Walk((Weights(0, 0), Weights(0, 0.3), Weights(0, 3), Weights(0.3, 0)), 0),
@@ -54,9 +54,9 @@ PROBES = (
 
 
 def best_plan(graph: Graph, budget_bytes: int, known: Plan) -> Plan:
-    """Return the plan of least overhead that is found within a budget.
+    """Return the plan of least overhead found within a budget.
 
-    ``known`` is a plan that fits; the search begins from it, and what it finds is never worse.
+    ``known`` is a plan that fits; the search begins from it, and its result is never worse.
     """
     reruns = reruns_of(graph, known)
     if len(graph) <= MOST:
@@ -68,7 +68,7 @@ def best_plan(graph: Graph, budget_bytes: int, known: Plan) -> Plan:
 
 @lru_cache(maxsize=16)
 def least_plan(graph: Graph, *, once: bool = False) -> Plan:
-    """Return the plan of least bytes that is found; ``once``: recompute each call at most once.
+    """Return the plan of least bytes found; ``once``: recompute each call at most once.
 
     The plan does not depend on the costs of calls.
     """
@@ -91,7 +91,7 @@ def least_plan(graph: Graph, *, once: bool = False) -> Plan:
 
 
 def _search(graph: Graph, budget_bytes: int, known: Reruns) -> Reruns:
-    """Return the cheapest recomputations that are found, or known, within a budget.
+    """Return the cheapest recomputations found, or known, within a budget.
 
     Cost: some tenths of a second for 24 nodes, some seconds for 63.
     """
@@ -110,7 +110,7 @@ def _search(graph: Graph, budget_bytes: int, known: Reruns) -> Reruns:
 
 
 def _fits(facts: Facts, budget_bytes: int, *, once: bool) -> Reruns | None:
-    """Return recomputations that fit a budget; None: none found. ``once``: each call once at most.
+    """Return recomputations that fit a budget; None: none found. ``once``: each call at most once.
 
     Cost: some hundredths of a second for 24 nodes, some tenths for 63.
     """
@@ -126,7 +126,7 @@ def _walks(walks: tuple[Walk, ...], facts: Facts) -> list[Walk]:
 
 
 KEEPING_ROUNDS = 4
-"""At most this many passes over the recomputations, each over those that the last one left.
+"""At most this many passes over the recomputations; each continues with the remaining ones.
 
 A guess: no bench compares others.
 """
@@ -151,9 +151,9 @@ class _Rerun(NamedTuple):
 def keep_more(graph: Graph, reruns: Reruns, budget_bytes: int) -> Reruns:
     """Keep values instead of recomputing them, as many as fit a budget.
 
-    A value is kept where it fits at every moment from its last use to its recomputation; the one of
-    the highest cost for its bytes and time comes first. Recomputations whose outputs only those
-    left out read are left out, too. Recomputations that do not fit the budget are not changed.
+    A value is kept if it fits at every moment from its last use to its recomputation; values with
+    the highest cost for their bytes and time come first. A recomputation whose output is read only
+    by removed recomputations is removed too. Recomputations that exceed the budget are not changed.
 
     Cost: proportional to the calls that run, times a few passes, and for each recomputation to
     the number of calls during which its value would be kept.
@@ -196,8 +196,8 @@ def _worth_keeping(
 ) -> set[tuple[int, int]]:
     """Choose recomputations to avoid by keeping the value; return them as (step, call).
 
-    Those of most cost for their bytes and time are chosen first. The bytes of values that are kept
-    are added to ``during`` in place.
+    The highest cost for bytes and time is chosen first. The bytes of the kept values are added to
+    ``during`` in place.
     """
     kept: set[tuple[int, int]] = set()
 
@@ -216,7 +216,7 @@ def _worth_keeping(
 
 
 def without(g: Numbered, reruns: Reruns, gone: set[tuple[int, int]]) -> Reruns:
-    """Leave out some recomputations, and those whose outputs only they read.
+    """Remove some recomputations, and others whose outputs only these read.
 
     Args:
         g: the graph.
@@ -251,7 +251,7 @@ def plan_of(
     moves: tuple[Move, ...] = (),
     link: Link | None = None,
 ) -> Plan:
-    """Make the plan of recomputations, with its bytes; a budget of None is its peak."""
+    """Make the plan of recomputations, with its bytes; a budget of None is the plan's peak."""
     found = replace(plan_by_reruns(graph, reruns, method), moves=moves, link=link)
     peak = usage(graph, actions(graph, found)).peak_bytes
     return replace(

@@ -3,8 +3,8 @@
 A block is *stored* (its saved tensors are kept, nothing is recomputed) or *recomputed* (its
 boundary is kept; before its backward, the saved tensors that were not kept are recomputed) or
 *cheaply recomputed* (outputs of calls that cost more than the average are kept, too). The last
-block is stored. Blocks add up: while one runs forward or backward, all that was kept of the blocks
-before it is in memory, and nothing else. On top of that come, in turn,
+block is stored. Blocks add up: while one runs forward or backward, memory holds the kept values of
+all blocks before it, and of no other block. In addition it holds, in turn,
 
 - forward: the block's values until their last use, and longer where they are kept;
 - recomputation: the values that backward needs, other recomputed values until their last use,
@@ -14,19 +14,19 @@ before it is in memory, and nothing else. On top of that come, in turn,
 
 each with function state, with the gradients of parameters that backward has made so far (in
 forward: those of the step before), and with the workspace of the call that runs. The largest of
-these is the block's peak, so that freeing early is part of the optimisation: after Kusumoto et al.
+these is the block's peak, so freeing early is part of the optimisation. After Kusumoto et al.
 (NeurIPS 2019), whose formula counts all of a block and every value, saved or not.
 
-Forward runs in the order of the nodes, because the program decides it, and backward in reverse. So
-each lower set is a prefix of that order, whatever the blocks are: the bytes in use at a node of
-backward do not depend on where its block ends, and those in forward hardly, so that all steps
-together cost O(cuts * nodes); only recomputation costs a little for each pair of cuts. In a graph
-of more than ``2 * WINDOW`` nodes, a block that is recomputed has at most ``WINDOW`` nodes, unless
-the table has to be exact.
+Forward runs in the order of the nodes, because the program decides it, and backward in reverse, so
+each lower set is a prefix of that order. The bytes in use at a node of backward do not depend on
+the end of its block, and the bytes in forward hardly do, so all steps together cost
+O(cuts * nodes); only recomputation costs a little for each pair of cuts. In a graph of more than
+``2 * WINDOW`` nodes, a recomputed block has at most ``WINDOW`` nodes, unless the table must be
+exact.
 
-Models: retained values, function state, views at no bytes, workspace, steps of backward that add to
-their inputs' gradients. Does not model: a gradient that is passed on without a copy, a kept value
-that could be freed before its own block's backward.
+Models: retained values, function state, views without bytes, workspace, steps of backward that add
+to their inputs' gradients. Does not model: a gradient that is passed on without a copy, a kept
+value that could be freed before its own block's backward.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from umem.planner.usage_of_actions import gradient_bytes
 RECOMPUTED, CHEAPLY_RECOMPUTED, STORED = 0, 1, 2
 """The kinds of a block."""
 WINDOW = 128
-"""At most this many nodes in a block that is recomputed, in large graphs.
+"""In large graphs, a recomputed block has at most this many nodes.
 
 A guess: no bench compares others.
 """
@@ -78,7 +78,7 @@ class SavedModel:
     def _find_uses(self) -> None:
         """Find the last call of forward and of backward that reads each node's bytes.
 
-        That of backward is the lowest number, since backward runs in reverse order.
+        In backward it is the lowest number, because backward runs in reverse order.
         """
         g = self.g
         self.last = np.full(self.count, -1, np.int64)
@@ -111,12 +111,12 @@ class SavedModel:
             exact: keep costs as they are, and let blocks of any length be recomputed.
 
         Raises:
-            GraphError: a lower set is no prefix.
+            GraphError: a lower set is not a prefix.
         """
         if any(mask & (mask + 1) for mask in sets):
             raise GraphError(
                 "under the model 'saved' a tape runs in the order of the nodes: every lower set "
-                'has to be a prefix of it; pass model="kusumoto" for others'
+                'must be a prefix of it; pass model="kusumoto" for others'
             )
         cuts, cost = np.array([mask.bit_length() for mask in sets]), units(self.g.cost, exact=exact)
         window = self.count if exact or self.count <= 2 * WINDOW else WINDOW
@@ -150,7 +150,7 @@ class SavedModel:
     def _forward(self, cuts: Ints, kind: int) -> Ints:
         """Return by [cut, place] the bytes while a node runs, without nodes before the cut.
 
-        Where the block's end decides which function state is kept, only the running node's counts.
+        If the block's end decides which function state is kept, only the running node's counts.
         """
         until = np.where(self.always[kind], self.count, np.maximum(self.last, self.place))
         found = self._intervals(cuts, self.place, until)
@@ -186,8 +186,8 @@ class _Block:
 
     Args:
         model: the graph as arrays by node.
-        low, end: the first node of the longest of them, and the end of all.
-        kind: their kind.
+        low, end: the first node of the longest block, and the end of all.
+        kind: the blocks' kind.
     """
 
     def __init__(self, model: SavedModel, low: int, end: int, kind: int) -> None:

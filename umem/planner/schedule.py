@@ -1,12 +1,12 @@
-"""The stream of actions that a plan turns into, for a referee or for an executor.
+"""A plan's stream of actions, for the referee or for an executor.
 
-With liveness, a value is dropped after its last use before it is recomputed, a gradient after its
-last use. A value that a ``saved`` plan keeps stays at least until its own block's backward begins,
-unless the plan frees early.
-A value that a plan offloads is sent when its last use in forward is over, leaves memory after a
-call of forward and is fetched before a step of backward; all other actions are as if it had been
-in memory all the time. Without liveness, everything is dropped at the end of its block only, as the
-formula of Kusumoto et al. (NeurIPS 2019) assumes.
+With liveness, a value is dropped after its last use before it is recomputed, and a gradient after
+its last use. A value that a ``saved`` plan keeps stays at least until its own block's backward
+begins, unless the plan frees early.
+A value that a plan offloads is sent after its last use in forward, leaves memory after a call of
+forward and is fetched before a step of backward; all other actions are as if it had stayed in
+memory. Without liveness, everything is dropped only at the end of its block, as the formula of
+Kusumoto et al. (NeurIPS 2019) assumes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ class Action(NamedTuple):
     ``forward`` and ``recompute`` run the call, and make its outputs and its function state (stash);
     ``drop`` frees its outputs, ``drop_stash`` its function state, ``free`` the gradient of its
     outputs.
-    ``backward``: under the model ``saved``, a step of a tape: from the gradient of its outputs it
-    adds to those of its inputs. Under the model ``kusumoto``, the gradient of its outputs is
-    computed from those of its users.
+    ``backward``: under the model ``saved``, a step of a tape, which reads the gradient of the
+    node's outputs and adds to its inputs' gradients. Under the model ``kusumoto``, the gradient of
+    its outputs is computed from its users' gradients.
     ``send`` begins to copy the bytes of a node to the offload target, with all its live views;
-    ``leave`` frees them once the copy is over; ``fetch`` begins to copy them back, and their first
-    use waits for it. ``send_stash``, ``leave_stash``, ``fetch_stash``: the same of its function
-    state.
+    ``leave`` frees them after the copy; ``fetch`` begins to copy them back, and their first use
+    waits for it. ``send_stash``, ``leave_stash``, ``fetch_stash``: the same for its function state.
     """
 
     kind: Kind
@@ -56,7 +55,7 @@ _GO: dict[str, Kind] = {"value": "drop", "stash": "drop_stash", "grad": "free"}
 """By kind of cell, the action that frees it."""
 
 _BACKWARD = ("recompute", "backward", "fetch", "fetch_stash")
-"""The kinds of actions that backward begins with."""
+"""The kinds of actions with which backward begins."""
 
 _MOVED: dict[str, tuple[Kind, Kind, Kind]] = {
     "value": ("send", "leave", "fetch"),
@@ -67,7 +66,8 @@ _MOVED: dict[str, tuple[Kind, Kind, Kind]] = {
 
 @dataclass
 class Computation:
-    """A computation, the cells it makes and reads; one of no kind only keeps its reads alive."""
+    """A computation, with the cells that it makes and reads; without a kind, it only keeps the
+    cells that it reads alive."""
 
     kind: Kind | None
     node: int
@@ -85,18 +85,18 @@ def actions(
         graph: the graph that was planned.
         plan: its plan.
         liveness: drop values after their last use, not at the end of their block.
-        model: the model whose rules of backward hold; None: the plan's own. A plan of ``kusumoto``
+        model: the model whose rules of backward apply; None: the plan's own. A plan of ``kusumoto``
             can be carried out under ``saved``, not the reverse.
 
     Raises:
-        GraphError: the plan is not one of this graph, or does not hold under the model or without
+        GraphError: the plan is for another graph, or is invalid under the model or without
             liveness.
     """
     model = checked_model(model or plan.model)
     if model == "kusumoto" and plan.model == "saved":
-        raise GraphError("a plan of the model 'saved' does not hold under the model 'kusumoto'")
+        raise GraphError("a plan of the model 'saved' is invalid under the model 'kusumoto'")
     if plan.moves and (model == "kusumoto" or not liveness):
-        raise GraphError("a plan that offloads values holds under the model 'saved' with liveness")
+        raise GraphError("a plan that offloads values needs the model 'saved' and liveness")
     counted = graph if model == "saved" else bare(graph)
     yield from Computations(counted, plan, is_tape=model == "saved").actions(liveness=liveness)
 
@@ -112,11 +112,11 @@ class Agenda(NamedTuple):
     """The actions of a plan by when they are due, for an executor that runs call by call.
 
     Attributes:
-        after_forward: by call, the actions due once forward has run it, in order; under -1, those
+        after_forward: by call, the actions due after its forward, in order; under -1, the actions
             before the first call.
         backward: every action from the end of forward on, in order: recomputations and fetches
             before a step, the step itself (``backward``), and drops after it. Frees of gradients
-            are left out: a tape frees gradients itself.
+            are missing, because a tape frees gradients itself.
     """
 
     after_forward: Mapping[int, Sequence[Task]]
@@ -144,8 +144,8 @@ class Agenda(NamedTuple):
 def agenda(graph: Graph, plan: Plan, calls: Sequence[str]) -> Agenda:
     """Sort a plan's actions by when they are due.
 
-    Forward runs in the program's order, whatever the plan's: an action is due once every call
-    that the plan has before it has run. Before a node's bytes leave, its views are dropped.
+    Forward runs in the program's order, whatever the plan's: an action is due once all calls before
+    it in the plan have run. Before a node's bytes leave memory, its views are dropped.
 
     Args:
         graph: the graph that was planned.
@@ -234,16 +234,16 @@ class Computations:
         rerun = [self._numbers(names) for names in plan.recomputed]
         self._numbers(plan.stashed)
         if len(rerun) != len(blocks):
-            raise GraphError("a plan has a list of calls to recompute for each of its blocks")
+            raise GraphError("a plan needs a list of calls to recompute for each of its blocks")
         if sorted(v for block in blocks for v in block) != list(range(len(self.g.names))):
-            raise GraphError("the blocks of a plan hold every node once")
+            raise GraphError("the blocks of a plan must hold every node once")
         self.steps = list(self._steps(blocks, rerun, set(self._numbers(plan.kept))))
 
     def _numbers(self, names: Iterable[str]) -> list[int]:
         try:
             return [self._number[name] for name in names]
         except KeyError as error:
-            raise GraphError(f"the plan names {error}, which is no node of the graph") from None
+            raise GraphError(f"the plan names {error}, which is not a node of the graph") from None
 
     def actions(self, *, liveness: bool = True) -> Iterator[Action]:
         """Yield the actions of the plan, in order; see `actions`."""
@@ -296,8 +296,8 @@ class Computations:
     def _moves(self) -> tuple[Due, Due]:
         """Return the offloading actions due before, and those due after each computation.
 
-        Of values that could be sent at once, the one used last is sent first; the one used first
-        is fetched first.
+        Of values that can be sent at the same time, the one used last is sent first; the one used
+        first is fetched first.
 
         Raises:
             GraphError: a move names a view, or a value or function state that forward never makes.
@@ -328,7 +328,7 @@ class Computations:
     def turns(self) -> dict[int, int]:
         """Return by step of backward the place of its first computation, in order of time.
 
-        That is what comes right after the step before: a recomputation, a computation of no kind
+        This computation follows the previous step: a recomputation, a computation without a kind
         that keeps its reads alive, or the step itself.
         """
         turns: dict[int, int] = {}
@@ -342,7 +342,7 @@ class Computations:
     def uses(self) -> tuple[dict[Cell, int], dict[Cell, int]]:
         """Return the last place in forward and the first in backward at which each cell is used.
 
-        A use of a view is a use of the node whose bytes the view lies in.
+        A use of a view is a use of the node that holds its bytes.
         """
         last: dict[Cell, int] = {}
         first: dict[Cell, int] = {}

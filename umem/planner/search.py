@@ -2,10 +2,10 @@
 
 Kusumoto, Inoue, Watanabe, Akiba, Koyama, "A Graph Theoretic Framework of Recomputation
 Algorithms for Memory-Efficient Backpropagation", NeurIPS 2019, sections 4.2 to 4.4:
-``opt[L, t]`` is the least that is cached when a chain has come to the lower set L with the
-overhead t. Differences: a step may come in several kinds; of each lower set only the Pareto front
-of overhead and bytes is followed, as labels; and a label is followed only where a bound from below
-lets it lead to a chain within a limit of overhead, which grows until a chain is found.
+``opt[L, t]`` is the fewest bytes cached when a chain has reached the lower set L with the overhead
+t. Differences: a step may have several kinds; of each lower set only the Pareto front of overhead
+and bytes is followed, as labels; and a label is followed only if a lower bound lets it lead to a
+chain within a limit of overhead, which grows until a chain is found.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy.typing as npt
 from umem.planner.step_table import INFINITE, Chain, Hop, Ints, Table
 
 NARROW = 128
-"""The first search is for chains within one part in this many above the lower bound.
+"""The first search is for chains at most one part in this many above the lower bound.
 
 A guess: no bench compares others. Each search after it is `WIDER` times as wide.
 """
 WIDER = 4
 ROUNDS = 8
-"""At most this many prices are tried; usually the best is found before."""
+"""At most this many prices are tried; usually the best is found earlier."""
 Floats = npt.NDArray[np.float64]
 
 
 def best(table: Table, budget: int) -> Chain | None:
-    """Return the chain of least overhead within a budget; None where no chain fits."""
+    """Return the chain of least overhead within a budget; None if no chain fits."""
     bound = _lower_bound(table, budget)
     if bound is None:
         return None
     width = max(abs(bound.time), table.total / 4) / NARROW
     while True:
-        # Costs near the least float that there is give a width of 0, which would never grow.
+        # Costs near the smallest float give a width of 0, which would never grow.
         limit = bound.time + width if 0 < width <= 2 * table.total else np.inf
         chain = _followed(table, budget, bound, limit)
         if chain is not None or limit == np.inf:
@@ -47,12 +47,12 @@ def best(table: Table, budget: int) -> Chain | None:
 
 
 class _Labels(NamedTuple):
-    """Ways to come to lower sets, one a row.
+    """Ways to reach lower sets, one a row.
 
     Attributes:
-        time, cached: the overhead, and the bytes that are cached.
+        time, cached: the overhead, and the cached bytes.
         home: the lower set.
-        kind, origin: the kind of the last step, and the label that it comes from.
+        kind, origin: the kind of the last step, and the label before it.
     """
 
     time: npt.NDArray[Any]
@@ -65,7 +65,7 @@ class _Labels(NamedTuple):
 def _followed(table: Table, budget: int, bound: _Bound, limit: float) -> Chain | None:
     """Return the best chain of at most ``limit`` overhead; None: no such chain fits.
 
-    Cost: the lower sets times the labels that are followed.
+    Cost: the lower sets times the followed labels.
     """
     zero = np.zeros(1, np.int64)
     every = _Labels(zero.astype(table.time.dtype), zero, zero, zero, zero)
@@ -117,7 +117,7 @@ class _Bound(NamedTuple):
     Attributes:
         time: the bound.
         price: of a byte, in units of overhead.
-        rest: by lower set, the least overhead, with bytes at their price, from there to the end.
+        rest: by lower set, the least overhead from there to the end, with the price of bytes.
     """
 
     time: float
@@ -136,9 +136,9 @@ class _Priced(NamedTuple):
 def _lower_bound(table: Table, budget: int) -> _Bound | None:
     """Find the price of the highest lower bound; None: no chain fits.
 
-    Lagrangian relaxation of the budget: every step fits it alone, and bytes have a price. The next
-    price is the one at which two chains cost the same, one of too many bytes and one that fits,
-    until no chain is cheaper there. At the first price of the second kind, bytes alone count.
+    Lagrangian relaxation of the budget: each step alone fits it, and bytes have a price. The next
+    price is the one at which two chains cost the same, one with too many bytes and one that fits,
+    until no chain is cheaper there. At the first price of the second kind, only bytes count.
     """
     if table.least > budget:
         return None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 INFINITE = 1 << 61
 LEVELS = 4000
-"""Costs are rounded to one part in this many of their sum, where they have to be rounded.
+"""Costs that must be rounded are rounded to one part in this many of their sum.
 
 A guess: no bench compares others.
 """
@@ -77,8 +77,8 @@ def by_size(masks: Iterable[int]) -> tuple[int, ...]:
 def units(costs: tuple[float, ...], *, exact: bool) -> npt.NDArray[Any]:
     """Count costs in units of their greatest common divisor.
 
-    Where they are not whole numbers, or too many units: rounded to one of ``LEVELS`` levels of
-    their sum, unless they have to be ``exact``. More than ``FINE`` are rounded up or down in turn.
+    Costs that are not whole numbers, or are too many units, are rounded to one of ``LEVELS`` levels
+    of their sum, unless ``exact``. More than ``FINE`` of them are rounded up or down in turn.
     """
     if all(float(cost).is_integer() for cost in costs):
         whole = [int(cost) for cost in costs]
@@ -99,7 +99,7 @@ def units(costs: tuple[float, ...], *, exact: bool) -> npt.NDArray[Any]:
 
 
 class Segment(NamedTuple):
-    """A block's nodes by numbers: all, kept, recomputed, those whose function state is kept."""
+    """A block's nodes by numbers: all, kept, recomputed, and with kept function state."""
 
     nodes: tuple[int, ...]
     kept: tuple[int, ...]
@@ -124,9 +124,9 @@ class Table:
 
     Attributes:
         sets: the lower sets as bit masks, sorted by size, from the empty set to all nodes.
-        peak: the peak of the step's block, above the bytes cached before it; INFINITE where there
-            is no such step.
-        cached: the bytes that the step caches: those its block keeps for backward.
+        peak: the peak of the step's block, above the bytes cached before it; INFINITE if there is
+            no such step.
+        cached: the bytes that the step's block keeps for backward.
         time: its overhead, in units.
         total: the cost of all nodes, in units.
     """
@@ -138,7 +138,7 @@ class Table:
     total: float
 
     def of(self, sets: tuple[int, ...]) -> Table | None:
-        """Return the table of these sets only; None where this table lacks one of them."""
+        """Return the table of these sets only; None if this table lacks one of them."""
         place = {mask: i for i, mask in enumerate(self.sets)}
         if any(mask not in place for mask in sets):
             return None
@@ -147,15 +147,16 @@ class Table:
         return Table(sets, self.peak[at], self.cached[at], self.time[at], self.total)
 
     def longest_first(self) -> Table:
-        """Return the table by which a chain of the most overhead is the best one."""
+        """Return a table in which the chain of the most overhead is the best one."""
         return replace(self, time=-self.time)
 
     @cached_property
     def least(self) -> int:
-        """Return the smallest budget that a chain fits; computed once.
+        """Return the smallest budget that fits a chain; computed once.
 
-        Backwards over the lower sets: what is left of the budget when a chain comes to a set must
-        hold the next step's peak, and beside the bytes that it caches what the rest needs.
+        Backwards over the lower sets: the rest of the budget when a chain reaches a set must hold
+        the next step's peak, and the bytes that the step caches together with the needs of all
+        later steps.
         """
         count = len(self.sets)
         needed = np.zeros(count, np.int64)

@@ -1,8 +1,8 @@
 """The bytes of a schedule: one sum for all planners.
 
-The two searches that weigh thousands of schedules at a time have arrays of their own (`saved` and
-`beam`), which take the bytes of gradients from here; tests hold that their sums are `usage` of the
-plan's actions. `umem.planner.referee` counts for itself, because it checks the planners.
+The two searches that weigh thousands of schedules at a time (`saved` and `beam`) have their own
+arrays, and take the bytes of gradients from here; tests check that their sums equal `usage` of the
+plan's actions. `umem.planner.referee` counts independently, because it checks the planners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ScheduleUsage(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Return the most bytes in use at once; 0 for no action."""
+        """Return the most bytes in use at once; 0 without actions."""
         return max(self.during_bytes, default=0)
 
     @property
@@ -44,12 +44,12 @@ class ScheduleUsage(NamedTuple):
 def usage(graph: Graph, actions: Iterable[Action]) -> ScheduleUsage:
     """Count the bytes in use during each action of a tape's schedule.
 
-    Nothing is checked; `umem.planner.referee.referee` refuses a schedule that cannot be carried
-    out. Cost: proportional to the actions, and to the inputs of each step of backward.
+    It checks nothing; `umem.planner.referee.referee` refuses a schedule that cannot be carried out.
+    Cost: proportional to the actions, and to the inputs of each step of backward.
 
     Args:
         graph: the graph that was planned.
-        actions: its schedule, such as `umem.planner.schedule.actions` makes one.
+        actions: its schedule, such as from `umem.planner.schedule.actions`.
     """
     tally = _Tally(graph)
     done = tuple(actions)
@@ -108,7 +108,7 @@ class _Tally:
         return self._bytes + g.backward_workspace[v]
 
     def _hold(self, root: int, views: int) -> None:
-        """Count ``views`` more live values in a node's bytes, which are freed with the last."""
+        """Count ``views`` more live values in a node's bytes, which are freed with the last one."""
         had = self._views[root] > 0
         self._views[root] += views
         self._bytes += self.g.size[root] * ((self._views[root] > 0) - had)
@@ -118,7 +118,7 @@ class GradientBytes(NamedTuple):
     """The bytes beside values and function state at one step of backward.
 
     Attributes:
-        before: gradients in memory before the step, those of parameters included.
+        before: gradients in memory before the step, parameters' gradients included.
         during: the same while the step runs, with the gradients that it makes and its workspace.
     """
 
@@ -130,7 +130,7 @@ class GradientBytes(NamedTuple):
 def gradient_bytes(graph: Graph) -> tuple[GradientBytes, ...]:
     """Return the bytes of gradients at each step of backward, in the reverse order of the nodes.
 
-    They depend on no plan. Indexed by node; cost: proportional to nodes and edges.
+    They do not depend on a plan. Indexed by node; cost: proportional to nodes and edges.
     """
     around: tuple[Kind, ...] = ("send", "backward", "free")  # to send allocates nothing
     stream = [Action(kind, name) for name in reversed(graph.names) for kind in around]

@@ -1,9 +1,9 @@
 """The families of lower sets of Kusumoto et al., NeurIPS 2019.
 
-- The approximate family, section 4.3: of all lower sets only {v and what leads to v}, for each node
-  v, with the empty set and V. Difference: a graph of more than ``MAX_SETS`` nodes keeps the sets
-  with the fewest bytes on their boundaries, one out of each stretch.
-- All lower sets, section 4.2: with them, dynamic programming finds the best chain there is. Their
+- The approximate family, section 4.3: only the lower sets {v and its ancestors} for each node v,
+  with the empty set and V. Difference: a graph of more than ``MAX_SETS`` nodes keeps the sets with
+  the fewest bytes on their boundaries, one out of each stretch.
+- All lower sets, section 4.2: with them, dynamic programming finds the best chain of all. Their
   number can be exponential in the graph's width.
 """
 
@@ -17,7 +17,7 @@ from umem.planner.graph import Graph
 from umem.planner.step_table import bits, by_size, mask_of
 
 MAX_SETS = 800
-"""At most about this many lower sets are stepped between, unless all are asked for.
+"""At most about this many lower sets are used, unless all are requested.
 
 A guess: no bench compares others.
 """
@@ -67,7 +67,7 @@ def thinned(masks: tuple[int, ...], weight: list[int]) -> tuple[int, ...]:
 
 
 def all_lower_sets(graph: Graph, limit: int) -> tuple[int, ...] | None:
-    """Return all lower sets, sorted by size; None where there are more than the limit."""
+    """Return all lower sets, sorted by size; None if there are more than the limit."""
     needs = [mask_of(preds) for preds in graph.numbered.preds]
     found = [0]
     for v, mask in enumerate(needs):  # the sets of the nodes before v, with v and without it

@@ -1,4 +1,4 @@
-"""The cost model of Kusumoto et al., NeurIPS 2019, to the letter.
+"""The cost model of Kusumoto et al., NeurIPS 2019, as published.
 
 Their equations 1 and 2, for a chain L_1 < ... < L_k = V of lower sets with the blocks
 V_i = L_i - L_(i-1), the boundaries dL_i, and U_i the union of dL_j, j <= i::
@@ -6,8 +6,8 @@ V_i = L_i - L_(i-1), the boundaries dL_i, and U_i the union of dL_j, j <= i::
     overhead  sum_i T(V_i - dL_i)
     peak      max_i M(U_(i-1)) + 2 M(V_i) + M(succ(L_i) - L_i) + M(pred(succ(L_i)) - L_i)
 
-Differences, in graphs with such nodes: a view has no bytes, a base is kept with its views, and a
-node that must not be recomputed is kept like a boundary. Function state and workspace do not count.
+Differences: a view has no bytes, a base is kept with its views, and a node that must not be
+recomputed is kept like a boundary. Function state and workspace do not count.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class KusumotoModel:
     def table(self, sets: tuple[int, ...], *, exact: bool = False) -> Table:
         """Return the peak, cached bytes and recomputation time of each step between lower sets.
 
-        A step between sets of which the first is not inside the second has an infinite peak.
+        A step whose first set is not a subset of the second has an infinite peak.
 
         Args:
             sets: lower sets as bit masks, sorted by size.
-            exact: keep the operations' times as they are, instead of rounding them to whole units.
+            exact: keep the operations' times unrounded, not as whole units.
         """
         g = self.g
         inside = bits(sets, len(g.names))
@@ -94,7 +94,7 @@ class KusumotoModel:
         )
 
     def _kept(self, inside: Matrix) -> Matrix:
-        """Mark [set, node] whose bytes are kept once the set is done: boundary, pinned nodes."""
+        """Mark [set, node] whose bytes are kept after the set: its boundary and pinned nodes."""
         read_later = _any(~inside, self._by_source[:, 1], self._by_source[:, 0])
         kept: Matrix = inside & (read_later | np.array(self.g.pinned, bool))
         for v in self._views:

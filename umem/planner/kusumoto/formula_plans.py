@@ -10,15 +10,15 @@ from umem.planner.kusumoto.families import all_lower_sets
 from umem.planner.plans import Method, Plan
 
 AUTO_SETS = 600
-"""At most this many lower sets are all searched by ``auto``, in less than a second."""
+"""``auto`` searches all lower sets up to this number, in less than a second."""
 
 
 def formula_plans(
     graph: Graph, budget_bytes: int | None, method: Method, *, longest: bool
 ) -> Iterator[Plan]:
-    """Yield the best plan within a budget of each method that ``auto`` stands for, or of one.
+    """Yield the best plan within a budget of each method that ``auto`` tries, or of one method.
 
-    ``longest``: the best is that of most overhead. A budget of None is the least of each.
+    ``longest``: the best plan has the most overhead. A budget of None is each method's smallest.
     """
     for name in _methods(graph, method):
         if name == "store_all":
@@ -47,7 +47,7 @@ def _methods(graph: Graph, method: Method) -> tuple[Method, ...]:
 
 
 def keep_all(graph: Graph) -> Plan:
-    """Return the plan that keeps all: every value and gradient counts at once."""
+    """Return the plan that keeps all values: all values and gradients count at once."""
     g = graph.numbered
     peak = sum(g.size) + sum(g.grad)
     return Plan(

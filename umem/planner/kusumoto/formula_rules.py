@@ -1,4 +1,4 @@
-"""A step by the rules of Kusumoto et al.: what counts, and what a step of backward reads."""
+"""A step by the rules of Kusumoto et al.: the bytes that count, and the reads of backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from umem.planner.graph import Graph, Numbered
 
 
 def bare(graph: Graph) -> Graph:
-    """Return a graph with the bytes that the formula counts: of values and their gradients."""
+    """Return a graph with the bytes that the formula counts: values and their gradients."""
     nodes = [
         replace(node, stash_bytes=0, workspace_bytes=0, backward_workspace_bytes=0, stays_bytes=0)
         for node in graph.nodes
@@ -19,6 +19,6 @@ def bare(graph: Graph) -> Graph:
 def read_by(g: Numbered, v: int) -> list[int]:
     """Return the values that a node's backward reads: the inputs of all of its users.
 
-    The gradient of its output is computed from those of its users.
+    The gradient of its output is computed from its users' gradients.
     """
     return sorted({x for w in g.succs[v] for x in g.preds[w]})

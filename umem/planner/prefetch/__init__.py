@@ -1,10 +1,10 @@
 """Prefetching of managed memory: the blocks to move to the GPU before operations use them.
 
-`umem.lookahead` and `umem.chainer.LookaheadPrefetch` plan by it, and the pager of memory has a
-device carry the plan out. All of it is pure functions.
+`umem.lookahead` and `umem.chainer.LookaheadPrefetch` plan with it, and memory's pager makes a
+device carry the plan out. All functions are pure.
 
-    order.py            is what an iteration does: its operations, and the arrays that each uses
-    block_footprint.py  finds the blocks that this takes, and how long each stays unused
+    order.py            is an iteration: its operations, and the arrays that each uses
+    block_footprint.py  finds the blocks that an iteration uses, and how long each stays unused
     moves.py            plans which blocks are evicted and fetched, and when
 """
 

@@ -1,11 +1,11 @@
 """The blocks that an iteration's operations use, and how long each of them stays unused.
 
 Managed memory moves in blocks, and small arrays share them: the VRAM that an iteration needs is
-counted in blocks, from the addresses of its arrays. Blocks in which the same arrays lie are a
+counted in blocks, from the addresses of its arrays. Blocks with the same arrays form a
 `BlockGroup`.
 
-Models: births, uses and deaths of arrays, an iteration that follows itself for ever. Does not
-model: contents, arrays that no operation uses, memory an operation needs only while it runs.
+Models: births, uses and deaths of arrays, in an iteration that repeats for ever. Does not model:
+contents, arrays that no operation uses, workspace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from umem.units import BLOCK_BYTES
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Blocks in which the same arrays lie, and the slots of these arrays."""
+    """Blocks with the same arrays, and the slots of these arrays."""
 
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -29,13 +29,13 @@ class BlockGroup:
 class Gap:
     """A time in which a group of blocks is not used.
 
-    Times are numbers of operations, counted on into the next iteration.
+    Times are numbers of operations; the count continues into the next iteration.
 
     Attributes:
         group: the blocks.
-        last, next: the uses before and after it.
-        death: the operation before which the last array in the blocks died; None where one lives
-            until the next use, so that the contents are needed.
+        last, next: the uses before and after the gap.
+        death: the operation before which the last array in the blocks died; None if one lives until
+            the next use, which then needs the contents.
     """
 
     group: BlockGroup
@@ -55,7 +55,7 @@ class Footprint:
 def footprint(order: Order, addresses: Sequence[int | None], *, forgets: bool = True) -> Footprint:
     """Find the blocks that an order uses; a slot with the address None is not in managed memory.
 
-    Without ``forgets``, blocks cannot be discarded: then all contents count as needed.
+    Without ``forgets``, blocks cannot be discarded, and all contents count as needed.
 
     Cost: a pass over the blocks, and over the uses of each group.
     """
@@ -84,7 +84,7 @@ def _uses(order: Order) -> list[list[int]]:
 
 
 def _groups(order: Order, addresses: Sequence[int | None]) -> Iterator[BlockGroup]:
-    """Group the blocks in which the same slots lie; slots without an address or bytes have none."""
+    """Group the blocks with the same slots; slots without an address or bytes have no block."""
     inside: dict[int, list[int]] = {}
     for slot, (address, size) in enumerate(zip(addresses, order.sizes, strict=True)):
         if address is not None and size:

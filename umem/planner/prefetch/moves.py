@@ -1,20 +1,19 @@
-"""The blocks to move while each operation runs, so that the driver never has to choose.
+"""The blocks to move while each operation runs, so that the driver never chooses itself.
 
 A pure function of the blocks that an iteration uses; the iteration repeats for ever in ``capacity``
-blocks of VRAM. Where they do not fit, blocks have to be out of VRAM while they are not used: sent
-to the host and fetched again, which the link carries twice; sent only, where the program still
-holds an array that it uses no more; or discarded, where every array in them has died, which costs
-next to nothing.
+blocks of VRAM. If they do not fit, some blocks must be out of VRAM while they are not used: sent to
+the host and fetched again, which is two copies over the link; only sent, if the program still holds
+an array that it no longer uses; or discarded at almost no cost, if every array in them has died.
 
 Choosing the blocks is a set cover of the operations that are short of room, by the times for which
-blocks are out of VRAM, at the least cost. Two rules are tried, and the cheaper plan is taken: the
-time that covers most for its cost, again and again (Chvatal, "A greedy heuristic for the
-set-covering problem", Mathematics of Operations Research 4, 1979); and, operation by operation,
-the time that reaches furthest for its cost, which is Belady's rule where all cost the same (IBM
-Systems Journal 5, 1966).
+blocks are out of VRAM, at the least cost. Two rules are tried, and the cheaper plan is taken. One
+takes repeatedly the time that covers most for its cost (Chvatal, "A greedy heuristic for the
+set-covering problem", Mathematics of Operations Research 4, 1979). The other takes, operation by
+operation, the time that reaches furthest for its cost, which is Belady's rule if all costs are
+equal (IBM Systems Journal 5, 1966).
 
-Blocks are sent as soon as their last use is over, and fetched as early as there is room, at most
-``depth`` operations ahead of their next use.
+Blocks are sent right after their last use, and fetched as early as there is room, at most ``depth``
+operations ahead of their next use.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ import numpy as np
 from umem.planner.prefetch.block_footprint import Footprint, Gap
 
 BOTH_WAYS, ONE_WAY, READY = 2.0, 1.0, 0.05
-"""Costs of a block sent and fetched, of one that is sent only, and of one that is discarded.
+"""Costs of a block that is sent and fetched, of one that is only sent, and of a discarded one.
 
-The first two are trips over the link. The third is a guess: a discarded block makes no trip.
+The first two count copies over the link. The third is a guess: a discarded block is not copied.
 """
 COSTS = BOTH_WAYS, ONE_WAY, READY
 
 
 class SomeBlocks(NamedTuple):
-    """Some blocks, and the slots whose arrays lie in all of them."""
+    """Some blocks, and the slots whose arrays are in all of them."""
 
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -46,7 +45,7 @@ class SomeBlocks(NamedTuple):
 
 @dataclass
 class Moves:
-    """Moves to make when an operation was issued: first discard, then send, then fetch.
+    """Moves to make after an operation was issued: first discard, then send, then fetch.
 
     ``ready``: blocks to make ready in VRAM, whose contents are not needed.
     """
@@ -58,12 +57,12 @@ class Moves:
 
 
 MovePlan = Sequence[Moves]
-"""The moves of each operation; empty where everything has room."""
+"""The moves of each operation; empty if everything has room."""
 NOTHING: MovePlan = ()
 
 
 class _Way(NamedTuple):
-    """A time for which a gap's blocks can be out of VRAM: from ``start`` on, before ``stop``."""
+    """A time for which a gap's blocks can be out of VRAM: from ``start`` until before ``stop``."""
 
     gap: Gap
     start: int
@@ -74,7 +73,7 @@ class _Way(NamedTuple):
 def plan_moves(used: Footprint, depth: int, capacity: int) -> MovePlan:
     """Plan the moves that keep each operation's blocks in VRAM of ``capacity`` blocks.
 
-    Cost: the ways to make room times their logarithm, and the operations for each that is taken.
+    Cost: n log n in the ways to make room, and proportional to the operations for each taken way.
     """
     if not _Room(used, capacity).is_short:
         return NOTHING
@@ -93,7 +92,7 @@ def plan_moves(used: Footprint, depth: int, capacity: int) -> MovePlan:
 
 
 class _Room:
-    """The number of blocks that each operation is short of; below zero, those it has room for."""
+    """The number of blocks that each operation lacks; a negative number is spare room."""
 
     def __init__(self, used: Footprint, capacity: int) -> None:
         self.count = len(used.used)
@@ -109,22 +108,23 @@ class _Room:
 
     @property
     def shortage(self) -> int:
-        """Return the number of blocks that operations lack, summed over the operations."""
+        """Return the number of missing blocks, summed over the operations."""
         return int(self._short.clip(0).sum())
 
     def from_the_emptiest(self) -> Iterator[int]:
-        """Iterate over the operations in cyclic order, from the one with most room on."""
+        """Iterate over the operations in cyclic order, beginning with the one with most room."""
         first = int(self._short.argmin())
         return ((first + number) % self.count for number in range(self.count))
 
     def take(self, start: int, stop: int, blocks: int) -> None:
-        """Count blocks as in VRAM from ``start`` on, before ``stop``; negative, as out of it."""
+        """Count blocks as in VRAM from ``start`` until before ``stop``; if negative, as out of it.
+        """
         self._tallied = None
         for low, high in self._pieces(start, stop):
             self._short[low:high] += blocks
 
     def worst(self, start: int, stop: int) -> int:
-        """Return the blocks that the operation shortest of room lacks, in a range of operations."""
+        """Return the most blocks that an operation in a range lacks."""
         return max((int(self._short[a:b].max()) for a, b in self._pieces(start, stop)), default=0)
 
     def short_count(self, start: int, stop: int) -> int:
@@ -142,7 +142,7 @@ class _Room:
 
 
 def _ways(gap: Gap) -> Iterator[_Way]:
-    """Yield the ways to use a gap; a death is known once the next operation has come."""
+    """Yield the ways to use a gap; a death is known when the next operation begins."""
     if gap.death is None or gap.death >= gap.next - 1:
         yield _Way(gap, gap.last + 1, gap.next, BOTH_WAYS)
         return
@@ -169,7 +169,7 @@ def _take(room: _Room, taken: Taken, way: _Way, blocks: int) -> int:
 
 
 def _by_gain(used: Footprint, room: _Room) -> tuple[_Room, Taken]:
-    """Take the way that covers most short operations for its cost, again and again."""
+    """Repeatedly take the way that covers most short operations for its cost."""
     taken: Taken = {}
     numbers = count()
     ways = [way for gap in used.gaps for way in _ways(gap)]
@@ -236,10 +236,10 @@ def _discard(plan: list[Moves], room: _Room, gap: Gap, early: int, dead: int, de
 
 
 def _before(plan: list[Moves], room: _Room, gap: Gap, blocks: int, first: int) -> Moves:
-    """Return the moves after which blocks are in VRAM until the gap's end, as early as may be.
+    """Return the earliest moves after which there is room for the blocks until the gap's end.
 
-    There is room from then on; they are the moves of operation ``first - 1`` at the earliest. The
-    blocks are counted as in VRAM.
+    They are the moves of operation ``first - 1`` at the earliest. The blocks are counted as in
+    VRAM.
     """
     start = gap.next
     while start > first and room.worst(start - 1, start) <= -blocks:

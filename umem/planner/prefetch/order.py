@@ -1,9 +1,9 @@
-"""The order of a step's operations, and which arrays each of them uses.
+"""The order of a step's operations, and the arrays that each of them uses.
 
-Arrays are new objects in every iteration, so an order numbers *slots*: a slot is an array by
-where it is first used (which operation, which of its accesses). Two iterations have the same
-order when name, phase, slots and the bytes of new slots agree at every call. That also says
-which operation made each array, and which arrays are the same parameter, state or constant.
+Arrays are new objects in every iteration, so an order numbers *slots*: a slot identifies an array
+by its first use (the operation, and which of its accesses). Two iterations have the same order if
+name, phase, slots and the bytes of new slots agree at every call. Then the same operations made the
+arrays, and the same parameters, states and constants were used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from umem.trace import Op
 
 LASTING = ("parameter", "state", "input")
-"""Kinds of tensors that are taken to be older than the first iteration of all."""
+"""Kinds of tensors that count as older than the very first iteration."""
 
 
 class Step(NamedTuple):
-    """One operation: the slots that it uses, and the bytes of slots that it is the first to use."""
+    """One operation: the slots that it uses, and the bytes of the slots that it uses first."""
 
     name: str
     phase: str
@@ -35,11 +35,12 @@ class Order:
     Attributes:
         steps: the operations, the optimizer's updates last.
         sizes: bytes of each slot.
-        ends: by slot, the operation before which its array died; missing where it lived on.
+        ends: by slot, the operation before which its array died; missing if it outlived the
+            iteration.
         kept: the slots whose arrays are older than the iteration and outlived it (parameters,
-            optimizer state, constants of the model), and the tensors that they are.
+            optimizer state, constants of the model), with their tensors.
         late_ends: by slot whose array outlives its iteration, the operation of the next iteration
-            before which the array dies; missing where that is not known, or is later.
+            before which the array dies; missing if that is unknown or later.
     """
 
     steps: tuple[Step, ...]
@@ -85,8 +86,8 @@ class Iteration:
     def kept(self, kinds: Mapping[int, str] | None = None) -> dict[int, int]:
         """Return the slots of live tensors that are older than the iteration, with the tensors.
 
-        ``kinds``: the kinds of the tensors, passed for the first iteration of all, in which every
-        tensor is new: those of the kinds `LASTING` count as older.
+        ``kinds``: the kinds of the tensors, passed for the very first iteration, in which every
+        tensor is new: tensors of the kinds `LASTING` count as older.
         """
         known = {} if kinds is None else kinds
         return {
@@ -98,8 +99,8 @@ class Iteration:
     def order(self, kept: Mapping[int, int], before: Iteration | None = None) -> Order:
         """Return the order of this iteration, given the slots that `kept` returns.
 
-        With an iteration ``before`` of the same operations, the order says when its arrays died
-        that had outlived it.
+        With an iteration ``before`` of the same operations, the order also has the deaths of the
+        arrays that outlived it.
         """
         late_ends = {}
         if before is not None and before.steps == self.steps:
