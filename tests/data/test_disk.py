@@ -64,7 +64,7 @@ def failing(name: str, monkeypatch: pytest.MonkeyPatch, after: int, number: int)
 @pytest.mark.parametrize(
     "name, number, said",
     [
-        ("pwrite", errno.ENOSPC, "cannot write to .*[nN]o space left.*all items not yet written are loaded"),
+        ("pwrite", errno.ENOSPC, "cannot write to .*[nN]o space left.*not yet written are loaded"),
         ("pread", errno.ESTALE, "cannot read from .*all items are loaded"),
     ],
 )

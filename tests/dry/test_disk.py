@@ -479,7 +479,7 @@ def test_what_killed_runs_have_left_is_removed(
 
 @pytest.mark.parametrize("given", [{"writes": "no"}, {"programs": "maybe"}])
 def test_words_are_checked(given: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match='writes must be "scratch" or "real"'), scratch_disk(**given):
+    with pytest.raises(ValueError, match='writes must be "scratch"'), scratch_disk(**given):
         pass
 
 

@@ -302,7 +302,7 @@ def test_every_chain_of_prefixes_has_the_bytes_that_the_referee_counts(seed):
 
 def test_a_family_of_a_tape_has_prefixes_alone():
     graph = Graph([Node(name, 1, 1) for name in "ab"], [])
-    with pytest.raises(GraphError, match="every lower set has to be a prefix"):
+    with pytest.raises(GraphError, match="every lower set must be a prefix"):
         SavedModel(graph).table((0, 0b10, 0b11))
 
 

@@ -132,8 +132,8 @@ def test_views_move_with_their_base():
         (Move("n0", "value", "n0", "n0"), "leave of 'n0': it was not sent: 'n0'"),
         (Move("n1", "value", "n3", "n0"), "backward of 'n2': it needs what is not there: 'n1'"),
         (Move("n0", "stash", "n2", "n0"), "offloads the stash of 'n0': there is none"),
-        (Move("n9", "value", "n2", "n0"), "names 'n9', which is no node"),
-        (Move("n0", "value", "n9", "n0"), "names 'n9', which is no node"),
+        (Move("n9", "value", "n2", "n0"), "names 'n9', which is not a node"),
+        (Move("n0", "value", "n9", "n0"), "names 'n9', which is not a node"),
     ],
 )
 def test_the_referee_refuses_a_move_that_does_not_hold(move, said):

@@ -82,9 +82,9 @@ def test_a_broken_node_is_refused_by_its_name(fields):
 
 @pytest.mark.parametrize("wrong", [5, None, 2.5, object], ids=repr)
 def test_nodes_and_edges_that_are_no_lists_are_refused(wrong):
-    with pytest.raises(GraphError, match="edges is a list of pairs of names; got"):
+    with pytest.raises(GraphError, match="edges must be a list of pairs of names; got"):
         Graph([A], wrong)
-    with pytest.raises(GraphError, match="nodes is a list of Node objects; got"):
+    with pytest.raises(GraphError, match="nodes must be a list of Node objects; got"):
         Graph(wrong, [])
 
 
@@ -121,9 +121,9 @@ def test_whole_numbers_of_numpy_are_taken_as_ints():
 @pytest.mark.parametrize("wrong", [30.0, "30", True, -1, np.int64(-1), -(10**5000)], ids=range(6))
 def test_what_is_no_budget_is_refused_in_words(wrong):
     graph = Graph([A, B, C], [("a", "b"), ("b", "c")])
-    with pytest.raises(BudgetError, match="budget_bytes is bytes as an int"):
+    with pytest.raises(BudgetError, match="budget_bytes must be bytes as an int"):
         plan(graph, wrong)
-    with pytest.raises(BudgetError, match="budget_bytes is bytes as an int"):
+    with pytest.raises(BudgetError, match="budget_bytes must be bytes as an int"):
         simulate(graph, plan(graph), budget_bytes=wrong)
     with pytest.raises(GraphError, match="simulate takes"):
         simulate(graph, wrong)

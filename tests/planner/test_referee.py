@@ -167,8 +167,8 @@ CHAIN = Graph([Node(n, 10, 1) for n in "abcd"], [("a", "b"), ("b", "c"), ("c", "
         (lambda s: [*s[:4], Action("drop", "c"), *s[4:]], "it needs what is not there: 'c'"),
         (lambda s: [*s[:4], Action("free", "c"), *s[4:]], "no gradient to free: 'c'"),
         (lambda s: [*s[:4], Action("drop_stash", "c"), *s[4:]], "stash is not there: 'c'"),
-        (lambda s: [*s, Action("forward", "e")], "is no action"),
-        (lambda s: [*s, Action("jump", "a")], "is no action"),
+        (lambda s: [*s, Action("forward", "e")], "is not an action"),
+        (lambda s: [*s, Action("jump", "a")], "is not an action"),
         (lambda s: [*s[:2], Action("recompute", "b"), *s[2:]], "it is there: 'b'"),
         (lambda s: [*s, Action("recompute", "a")], "backward was done of 'a'"),
         (lambda s: [a for a in s if a.kind != "free"], "left at the end"),
@@ -215,7 +215,7 @@ def test_a_plan_that_does_not_hold_together_is_found(change):
 
 
 def test_a_plan_of_a_tape_does_not_hold_under_the_formula():
-    with pytest.raises(GraphError, match="does not hold under"):
+    with pytest.raises(GraphError, match="is invalid under"):
         simulate(CHAIN, plan(CHAIN, model="saved"), model="kusumoto")
 
 
@@ -302,7 +302,7 @@ def test_nonsense_gets_a_clear_error(arguments, error):
 
 
 def test_an_unknown_model_is_refused_by_all():
-    refused = r"model is one of kusumoto, saved; got 'paper'"
+    refused = r"model must be one of kusumoto, saved; got 'paper'"
     for ask in (plan, min_budget, pareto):
         with pytest.raises(GraphError, match=refused):
             ask(CHAIN, model="paper")

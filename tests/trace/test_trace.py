@@ -577,7 +577,7 @@ def test_what_umem_records_is_within_the_limits() -> None:
 
 @pytest.mark.parametrize(
     ("rest", "said"),
-    [(b"x", "data are damaged"), (gzip.compress(b'["end",0]\n', mtime=0), "continues after its end")],
+    [(b"x", "data are damaged"), (gzip.compress(b'["end",0]\n', mtime=0), "after its end")],
 )
 def test_what_is_appended_to_the_file_is_refused(tmp_path: Path, rest: bytes, said: str) -> None:
     path = EXAMPLE.save(tmp_path / "x")

@@ -7,9 +7,9 @@ replacements (`io.FileIO`, `posix`, a function that C code holds). A change of a
 the run, naming its line.
 
 Libraries in C or C++ that open their files themselves are out of reach. `programs.WRITERS` lists
-the known ones, which are stopped; others write to the real disk. `import` reads the real disk too, so the
-program cannot import a module that it has just written, and `posix.mkfifo` called by that name
-makes a real pipe. A process's hook cannot be removed: after the run it checks one variable.
+the known ones, which are stopped; others write to the real disk. `import` reads the real disk too,
+so the program cannot import a module that it has just written, and `posix.mkfifo` called by that
+name makes a real pipe. A process's hook cannot be removed: after the run it checks one variable.
 
 `io.open` takes a few microseconds longer to open a file for reading.
 """

@@ -44,8 +44,7 @@ def reordered(graph: Graph) -> Graph:
 
 
 def _bytes_during(g: Numbered, left: int, v: int) -> int:
-    """Return the bytes during a call's backward; ``left`` are the remaining calls, with this one.
-    """
+    """Return the bytes during a call's backward; ``left``: the remaining calls, with this one."""
     calls = numbers(left)
     values = {g.root[x] for q in calls for x in g.needs[q]}
     grads = {q for q in calls if any(not left >> user & 1 for user in g.succs[q])}

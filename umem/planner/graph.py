@@ -156,8 +156,7 @@ class Graph:
         return {name: list(found) for name, found in inputs.items()}
 
     def _sorted(self) -> tuple[int, ...]:
-        """Sort the places in `nodes`: inputs first, otherwise as given; `GraphError` for a cycle.
-        """
+        """Sort the places in `nodes`: inputs first, then as given; `GraphError` for a cycle."""
         place = {node.name: i for i, node in enumerate(self.nodes)}
         sorter = TopologicalSorter(
             {place[name]: [place[x] for x in names] for name, names in self._inputs().items()}

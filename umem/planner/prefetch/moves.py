@@ -117,8 +117,7 @@ class _Room:
         return ((first + number) % self.count for number in range(self.count))
 
     def take(self, start: int, stop: int, blocks: int) -> None:
-        """Count blocks as in VRAM from ``start`` until before ``stop``; if negative, as out of it.
-        """
+        """Count blocks as in VRAM from ``start`` until before ``stop``; negative: as out of it."""
         self._tallied = None
         for low, high in self._pieces(start, stop):
             self._short[low:high] += blocks
