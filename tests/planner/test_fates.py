@@ -130,7 +130,7 @@ def test_views_move_with_their_base():
     ("move", "said"),
     [
         (Move("n0", "value", "n0", "n0"), "leave of 'n0': it was not sent: 'n0'"),
-        (Move("n1", "value", "n3", "n0"), "backward of 'n2': it needs what is not there: 'n1'"),
+        (Move("n1", "value", "n3", "n0"), "backward of 'n2': it needs a value not in memory: 'n1'"),
         (Move("n0", "stash", "n2", "n0"), "offloads the stash of 'n0': there is none"),
         (Move("n9", "value", "n2", "n0"), "names 'n9', which is not a node"),
         (Move("n0", "value", "n9", "n0"), "names 'n9', which is not a node"),
@@ -148,7 +148,7 @@ def test_the_referee_refuses_what_moves_twice_or_never_comes_back():
     with pytest.raises(GraphError, match="send of 'n0': it is on its way"):
         simulate(graph, moved(graph, *twice))
     stream = [a for a in actions(graph, moved(graph, twice[0])) if a.kind != "fetch"]
-    with pytest.raises(GraphError, match="what is not there: 'n0'"):
+    with pytest.raises(GraphError, match="not in memory: 'n0'"):
         referee(graph, stream)
     stream = [a for a in actions(graph, moved(graph, twice[0])) if a.kind != "leave"]
     with pytest.raises(GraphError, match="fetch of 'n0': it is not away"):

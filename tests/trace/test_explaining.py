@@ -138,5 +138,5 @@ def test_a_single_step_does_not_know_what_the_one_before_it_left() -> None:
 def test_a_replay_of_numpy_says_whose_bytes_these_are() -> None:
     events: list[Event] = [Alloc(0, 8, "input", "x", True)]
     said = umem.replay(Trace(events), "t4").caveat
-    assert said == "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
+    assert said == "The trace was recorded on NumPy, with NumPy's bytes; CuPy's may differ."
     assert umem.replay(Trace(events, "cupy"), "t4").caveat != said

@@ -40,7 +40,7 @@ def recompute(stack: ExitStack, budget: str, **options: Any) -> None:
 
 
 def workspace(stack: ExitStack, budget: str) -> None:
-    """Turn a cap on workspace on, and recomputation where a step exceeds a budget."""
+    """Turn on a cap on workspace, and recomputation if a step exceeds a budget."""
     stack.callback(_chainer().workspace(CAP).enable().disable)
     recompute(stack, budget)
 

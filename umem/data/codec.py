@@ -42,4 +42,4 @@ class RawCodec:
         return None
 
     def decompress(self, data: memoryview, nbytes: int) -> Any:
-        raise ValueError("nothing is written by the codec 'raw'")
+        raise ValueError("the codec 'raw' compresses nothing")

@@ -1,4 +1,4 @@
-"""A report of compression: a row for each kind of array, and what was decoded."""
+"""A report of compression: a row for each kind of array, and the decoded buffers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ in one folder do not interfere. A written item stays; when the file is full, oth
 from the dataset. For a shuffled order no other choice is better. A record is
 
     4 bytes     "uit1"
-    4 bytes     CRC-32 of what follows
+    4 bytes     CRC-32 of the rest of the record
     8 bytes     the number of the item
     8 bytes     how many bytes follow
     n bytes     the item, packed

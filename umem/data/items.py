@@ -86,7 +86,7 @@ def unpack(data: Any, codec: Codec) -> Any:
 
 
 def buffer_bytes(data: Any) -> tuple[int, int]:
-    """Return the total size of the buffers in packed bytes, and of those stored raw."""
+    """Return the total size of the buffers in packed bytes, and of the raw buffers."""
     (length,) = _LENGTH.unpack_from(data)
     _, sizes = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
     raw = sum(nbytes for nbytes, small in sizes if small is None)

@@ -168,8 +168,8 @@ class Beam:
     def _ask(self, rows: Rows) -> Rows:
         """Mark the calls to recompute before this step as pending; return variants of each state.
 
-        Beside the calls that the step needs, a variant recomputes those of the known plan, or up
-        to `_extra` values that only later steps need.
+        Beside the calls that the step needs, a variant recomputes the known plan's calls, or up to
+        `_extra` values that only later steps need.
         """
         f, step = self.f, self._step
         values, missing = rows.values, np.zeros_like(rows.values)
@@ -242,7 +242,7 @@ class Beam:
     def _free(self, rows: Rows, values: int, stashes: int) -> Rows:
         """Free masks of dead values and function state in every state; return the states.
 
-        Values that share bytes are freed only where all of them are dead.
+        Values that share bytes are freed only if all of them are dead.
         """
         gone = mask_of(v for root in self.f.roots for v in numbers(self._whole(root, values)))
         if not gone and not stashes:

@@ -192,9 +192,9 @@ class _Machine:
     def _run(self, v: int) -> int:
         """Run a call, in forward or recomputed."""
         for x in self.g.preds[v]:
-            self._read(("value", x), "it reads what is not there:")
+            self._read(("value", x), "it reads a value not in memory:")
         for key in self._made_by(v):
-            self._check(key not in self._live, f"{_it(key)} is there:", v)
+            self._check(key not in self._live, f"{_it(key)} is in memory:", v)
             self._check(self._place(key) not in self._away, f"{_it(key)} is away:", v)
             self._hold(key)
         self.clock.run(self.g.cost[v])
@@ -207,9 +207,9 @@ class _Machine:
         """Run a step of a tape's backward, which adds to the gradients of its inputs."""
         self._begin(v)
         for x in self.g.needs[v]:
-            self._read(("value", x), "it needs what is not there:")
+            self._read(("value", x), "it needs a value not in memory:")
         if self.g.stash[v]:
-            self._read(("stash", v), "its stash is not there:")
+            self._read(("stash", v), "its stash is not in memory:")
         if not self.g.succs[v]:
             self._add_grad(v)  # where backward starts
         self._check(v in self._grads, "it has no gradient:", v)
@@ -225,7 +225,7 @@ class _Machine:
         for w in self.g.succs[v]:
             self._check(w in self._grads, "it has no gradient:", w)
             for x in self.g.preds[w]:
-                self._read(("value", x), "it needs what is not there:")
+                self._read(("value", x), "it needs a value not in memory:")
         self._add_grad(v)
         self.clock.run(self.g.backward_cost[v])
         return 0
@@ -269,7 +269,7 @@ class _Machine:
         self._live.add(key)
 
     def _drop(self, key: Key) -> None:
-        self._check(key in self._live, f"{_it(key)} is not there:", key[1])
+        self._check(key in self._live, f"{_it(key)} is not in memory:", key[1])
         place = self._place(key)
         self._live.remove(key)
         self._holders[place] -= 1
@@ -278,7 +278,7 @@ class _Machine:
             self._bytes -= self._size(place)
 
     def _send(self, key: Key) -> None:
-        self._check(self._holders[key] > 0, f"{_it(key)} is not there:", key[1])
+        self._check(self._holders[key] > 0, f"{_it(key)} is not in memory:", key[1])
         self._check(key not in self._sent, "it is on its way:", key[1])
         self._sent.add(key)
         self.clock.send(key, self._size(key))

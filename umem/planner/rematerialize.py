@@ -2,7 +2,7 @@
 
 A search starts from a plan of lower sets: a beam search in graphs of up to 63 nodes (see
 `umem.planner.beam`). In larger ones that plan frees values early, and values are kept instead of
-recomputed where there is room.
+recomputed if there is room.
 """
 
 from __future__ import annotations

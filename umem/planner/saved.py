@@ -13,7 +13,7 @@ all blocks before it, and of no other block. In addition it holds, in turn,
   adds to them to the step that reads them;
 
 each with function state, with the gradients of parameters that backward has made so far (in
-forward: those of the step before), and with the workspace of the call that runs. The largest of
+forward: the previous step's), and with the workspace of the call that runs. The largest of
 these is the block's peak, so freeing early is part of the optimisation. After Kusumoto et al.
 (NeurIPS 2019), whose formula counts all of a block and every value, saved or not.
 

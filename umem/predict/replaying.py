@@ -160,7 +160,7 @@ def _of_numpy(trace: Trace) -> str | None:
     """Return a sentence if a trace was recorded on NumPy; None otherwise."""
     if trace.backend != "numpy":
         return None
-    return "The trace is of NumPy, and so are its bytes: those of CuPy may differ."
+    return "The trace was recorded on NumPy, with NumPy's bytes; CuPy's may differ."
 
 
 def ranged_clocks(gpu: GpuSpec) -> list[Clock]:

@@ -95,7 +95,7 @@ def _lines(header: Header, events: list[Event]) -> Iterator[str]:
 def read(
     file_path: str | Path, max_events: int | None = None, max_bytes: int | None = None
 ) -> tuple[Header, list[Event]]:
-    """Read the header and the events, those of the last section; see `umem.Trace.load`."""
+    """Read the header and the events of the last section; see `umem.Trace.load`."""
     path = Path(file_path)
     name = short(path)
     max_events = MAX_EVENTS if max_events is None else max_events

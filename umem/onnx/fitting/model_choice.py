@@ -197,9 +197,9 @@ class _Fitting:
     def within_vram(self, link: Link | None = None) -> Solution:
         """Return the plan of the largest budget found to fit, in whole MiB or the least of all.
 
-        A plan for all of VRAM often fails only because of the pool's gaps. So the search goes down
-        from there in growing strides to a budget that fits, then bisects between it and the last
-        one that did not.
+        A plan for all of VRAM often fails only because of the pool's gaps. So the search reduces
+        the budget in growing strides until it fits, then bisects between it and the last budget
+        that did not.
 
         Args:
             link: the link to the offload target; None: without offload.

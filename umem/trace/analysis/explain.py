@@ -150,7 +150,7 @@ def _held(trace: Trace, belongs: dict[int, tuple[str, str]]) -> Iterator[tuple[s
 
 
 def _owners(trace: Trace) -> dict[int, tuple[str, str]]:
-    """Map births to owner and kind, for parameters and what an update uses with them."""
+    """Map births to owner and kind, for parameters and the other tensors of their updates."""
     births: dict[int, int] = {}
     users: dict[int, str] = {}
     found: dict[int, tuple[str, str]] = {}

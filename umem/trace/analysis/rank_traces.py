@@ -115,7 +115,7 @@ def _check_whole(ranks: Sequence[tuple[str, int]]) -> None:
     runs = sorted({run for run, _ in ranks})
     if len(runs) > 1:
         names = ", ".join(map(short, runs))
-        raise TraceError(f"traces of ranks of several runs: {names}; name those of one")
+        raise TraceError(f"the traces belong to several runs: {names}; name one run's traces")
     numbers = {number for _, number in ranks}
     missing = sorted(set(range(max(numbers) + 1)) - numbers)
     if missing or len(numbers) < len(ranks):

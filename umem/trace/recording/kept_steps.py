@@ -228,7 +228,7 @@ class Keeper:
                 'umem.mark("step") where a step ends'
             )
         elif count < first:
-            kept = f"step {count} is kept" if self._ends else "what ran after it is kept"
+            kept = f"step {count} is kept" if self._ends else "the operations after it are kept"
             yield f"the run ended after step {count}, before step {first}: {kept}"
         elif last is not None and len(self._ends) <= last - first and not self._recorder.is_full:
             yield f"the run ended after step {count}, before step {last}"

@@ -66,7 +66,7 @@ class MeteredPools(Protocol):
         """Give free blocks back to the GPU."""
 
     def forget_use(self) -> None:
-        """Forget what has been needed so far."""
+        """Forget the bytes needed so far."""
 
 
 class BlockMeter(Meter, Protocol):
