@@ -85,7 +85,7 @@ def every_third(graph: Graph, model: str) -> tuple[int, ...]:
 def test_a_planner_from_outside_plans() -> None:
     names = [f"n{index}" for index in range(12)]
     graph = Graph([Node(name, 4, 1) for name in names], pairwise(names))
-    with pytest.raises(GraphError, match="method is one of"):
+    with pytest.raises(GraphError, match="method must be one of"):
         plan(graph, method="thirds")
     register_method("thirds", Family(every_third))
     found = plan(graph, method="thirds", model="saved")

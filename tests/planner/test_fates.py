@@ -158,7 +158,7 @@ def test_the_referee_refuses_what_moves_twice_or_never_comes_back():
 def test_moves_hold_on_a_tape_alone():
     graph = chain(2)
     way = moved(graph, Move("n0", "value", "n1", "n0"))
-    with pytest.raises(GraphError, match="under the model 'saved'"):
+    with pytest.raises(GraphError, match="needs the model 'saved'"):
         list(actions(graph, way, liveness=False))
 
 

@@ -377,7 +377,7 @@ def test_a_number_may_be_used_again_after_it_was_freed(tmp_path: Path) -> None:
 
 def test_what_follows_the_end_is_refused(tmp_path: Path) -> None:
     for rest in (["mark", "x"], "", "garbage"):
-        assert "goes on" in message(write(tmp_path / "x", [*GOOD, rest]))
+        assert "continues after" in message(write(tmp_path / "x", [*GOOD, rest]))
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
