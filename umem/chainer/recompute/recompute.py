@@ -50,7 +50,8 @@ class Recompute:
             the rest.
         offload: also offload values and prefetch them, where that takes less time than
             recomputing: True for CuPy's arrays, to pinned host memory; for NumPy's, the folder
-            for their files. See `fates` and docs/reference/offload.md. Passes without a plan only recompute.
+            for their files. See `fates` and docs/reference/offload.md. Passes without a plan only
+            recompute.
         debug: keep checksums, to find arrays that are edited between forward and backward, and
             functions that give another result when they are recomputed. Slow.
 
