@@ -30,8 +30,8 @@ def resume_run(folder: str | os.PathLike[str], *, comm: Any = None, **parts: Any
                 umem.chainer.save_run("out/run", model=model, optimizer=optimizer, data=iterator)
 
     The resumed run is the same, bit for bit: see docs/reference/resume.md for the saved state. A
-    snapshot that is torn, or not umem's, is skipped with an `umem.errors.SnapshotWarning`, and the one
-    before is used.
+    snapshot that is torn, or not umem's, is skipped with an `umem.errors.SnapshotWarning`, and the
+    one before is used.
 
     Args:
         folder: the folder of `save_run`. From now on it belongs to this process.

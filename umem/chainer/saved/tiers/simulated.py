@@ -21,8 +21,8 @@ class SimulatedTier:
         limit_bytes: the most that is offloaded at a time; None: no limit.
 
     Models: transfers both ways, and the streams that wait for them (docs/reference/virtual-gpu.md).
-    Does not model: the cost of pinning, nor the host's memory. ``waited_seconds`` is always 0: the GPU
-    waits, and its own figures include that.
+    Does not model: the cost of pinning, nor the host's memory. ``waited_seconds`` is always 0: the
+    GPU waits, and its own figures include that.
 
     Raises:
         StateError: no virtual GPU is entered.
