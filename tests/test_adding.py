@@ -168,5 +168,5 @@ def test_contributing_names_where_things_are() -> None:
         assert re.search(rf"^{name}(:.*)? = ", (root / path).read_text(), re.MULTILINE), name
     count = len(list((root / "examples").glob("[0-9]*.py")))
     words = {9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
-    said = f"[examples](examples) has {words[count]} short programs"
+    said = f"{words[count]} short [examples](examples)"
     assert said in (root / "README.md").read_text()

@@ -43,10 +43,10 @@ def test_a_number_is_found_by_its_place_or_its_option(
         (("64",), "2", "SCRIPT has no argument 2"),
         (("64",), "0", "SCRIPT has no argument 0"),
         (("64", "--batch"), "--batch", "SCRIPT has no argument --batch"),
-        (("data",), "1", "no whole number"),
-        (("--batch=6.5",), "--batch", "no whole number"),
-        (("0",), "1", "no whole number"),
-        (("-4",), "1", "no whole number"),
+        (("data",), "1", "give a whole number above zero"),
+        (("--batch=6.5",), "--batch", "give a whole number above zero"),
+        (("0",), "1", "give a whole number above zero"),
+        (("-4",), "1", "give a whole number above zero"),
     ],
 )
 def test_an_argument_that_is_absent_or_no_number_is_refused(
@@ -118,7 +118,7 @@ def test_an_argument_that_memory_does_not_depend_on_is_refused() -> None:
     def same(program: DryProgram, technique: Technique, stop: Event) -> DryResult:
         return DryResult((1.0,), 500, 500, 0)
 
-    with pytest.raises(DryRunError, match="does not grow with the argument --batch"):
+    with pytest.raises(DryRunError, match="the argument --batch seems not to be the batch size"):
         largest_batch(PROGRAM, "--batch", run_dry=same)
 
 
@@ -180,9 +180,9 @@ def test_the_commands_print_tables_and_json(sums: str) -> None:
 
 def test_a_bad_argument_is_refused_before_anything_runs(sums: str) -> None:
     for words, said in (
-        (["batch", "--argument", "3", sums, "4"], "there is no argument 3"),
+        (["batch", "--argument", "3", sums, "4"], "SCRIPT has no argument 3"),
         (["batch", sums, "4"], "Missing option '--argument'"),
-        (["batch", "--argument", "1", sums, "x"], "no whole number"),
+        (["batch", "--argument", "1", sums, "x"], "give a whole number above zero"),
         (["advise", "--argument", "1", sums], "SCRIPT has no argument 1"),
         (["batch", "--argument", "1", "--maximum", "2", sums, "4"], "above the maximum"),
     ):

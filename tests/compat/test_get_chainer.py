@@ -45,7 +45,7 @@ def test_where_it_is_all_there_nothing_is_done(monkeypatch: pytest.MonkeyPatch) 
         pytest.skip("no Chainer")
     calls = pip_that(monkeypatch, 1, "", "")
     found = CliRunner().invoke(main, ["compat", "--get-chainer"])
-    assert found.exit_code == 0 and found.output.startswith("Chainer 7.8.")
+    assert found.exit_code == 0 and found.output.startswith("Installed Chainer 7.8.")
     assert calls == []
 
 

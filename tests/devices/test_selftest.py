@@ -227,7 +227,7 @@ def test_what_fails_is_the_reason_and_the_exit_code_is_1() -> None:
     text = doctor("--device", "virtual:jetson")
     assert text.exit_code == 1
     assert "managed memory              FAILED: Jetson" in text.output
-    assert text.output.splitlines()[-1].startswith("Not everything works on jetson")
+    assert text.output.splitlines()[-1].startswith("A test failed on jetson")
     assert max(map(len, text.output.splitlines())) <= 80
 
 

@@ -69,7 +69,7 @@ def test_what_a_trainer_writes_is_gone(trained: tuple[Done, Path]) -> None:
     done, folder = trained
     assert any("snapshot_iter" in name for name in done.json["written"])
     assert not (folder / "result").exists()
-    assert "to a scratch folder that is gone now" in done.errors
+    assert "to a scratch folder, now deleted" in done.errors
 
 
 @pytest.mark.thorough

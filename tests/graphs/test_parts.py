@@ -400,7 +400,7 @@ def test_the_command_cuts_and_says_what_came_of_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, arguments)
     found = open_cut(tmp_path / "cut", graph)
     assert done.exit_code == 0
-    assert f"{found.across_count:,} of 2,000 ties" in done.output
+    assert f"{found.across_count:,} of 2,000 edges" in done.output
     assert f"entries a part: {min(found.entries):,} to {max(found.entries):,}" in done.output
     assert found.graph[:16] in done.output and "4 parts, 400 nodes" in done.output
     assert json.loads((tmp_path / "cut" / "cut.json").read_text())["nodes"] == list(found.nodes)

@@ -169,7 +169,7 @@ def test_a_path_without_a_name_cannot_be_written() -> None:
 
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # a device needs privileges; a pipe does not
-    with pytest.raises(TraceError, match="is no file"):
+    with pytest.raises(TraceError, match="is not a regular file"):
         EXAMPLE.save(tmp_path / "pipe", force=True)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 

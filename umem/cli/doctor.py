@@ -33,7 +33,7 @@ _WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 _WIDTH = 28
 _WAYS_OUT = f"""
 What to do:
-  with an NVIDIA GPU: install CuPy for CUDA 12 or 13 (umem's extras cuda12 and cuda13)
+  an NVIDIA GPU        install CuPy for CUDA 12 or 13 (extra cuda12 or cuda13)
     {extras.install("cuda12")}
     {extras.install("cuda13")}
   without one          umem doctor --device virtual:v100-16gb
