@@ -434,7 +434,9 @@ def test_the_command_says_what_it_wrote_and_removed(tmp_path, monkeypatch, impor
     assert written.exit_code == 0 and f"Wrote {tmp_path / pth.FILE_NAME}" in written.output
     removed = runner.invoke(main, ["compat", "--remove"])
     assert f"Removed {tmp_path / pth.FILE_NAME}" in removed.output
-    assert "There is no start-up file to remove" in runner.invoke(main, ["compat", "--remove"]).output
+    assert (
+        "There is no start-up file to remove" in runner.invoke(main, ["compat", "--remove"]).output
+    )
 
 
 def test_the_command_shows_an_error_without_a_traceback(tmp_path, monkeypatch, importable):

@@ -87,6 +87,7 @@ def test_large_parameters_are_zeros(found: dict[str, dict[str, Any]]) -> None:
     assert 0 < real["own array"] < 1 and dry["own array"] == 0
 
 
+@pytest.mark.thorough
 def test_small_parameters_and_own_initializers_are_as_ever(
     found: dict[str, dict[str, Any]],
 ) -> None:

@@ -156,6 +156,7 @@ def scheduled(choice: ModelChoice, name: str) -> list[tuple[str, str]]:
     return [(action.do, action.node) for action in option.schedule.actions]
 
 
+@pytest.mark.thorough
 def test_a_choice_has_every_way_and_the_schedules_run(tmp_path: Path) -> None:
     step = step_of(tmp_path, 1)
     problem = problem_of(step.trace)

@@ -514,6 +514,7 @@ def test_names_with_html_in_them_are_text(browser: Browser, tmp_path: Path) -> N
     assert len(column(browser, "operations", 0)) == len(HOSTILE)
 
 
+@pytest.mark.thorough
 @needs_browser
 @pytest.mark.parametrize(
     "events",

@@ -133,6 +133,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_updates_it_once_with_the_gradient_of_all_places(name: str) -> None:
     found = []
