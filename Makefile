@@ -1,6 +1,6 @@
 # Every target sets up what it needs by itself, in .venv.
 
-.PHONY: help demo test test-all test-kernels test-gpu check docs dist clean setup-demo setup-test setup-docs
+.PHONY: help demo test test-ci test-thorough test-kernels test-gpu check docs dist clean setup-demo setup-test setup-docs
 .ONESHELL:
 .SHELLFLAGS := -euc
 
@@ -8,7 +8,8 @@ help:
 	@cat <<'END'
 	make demo         train a graph network that does not fit in the memory of its (virtual) GPU
 	make test         run the tests that say whether umem works here
-	make test-all     run every test but the slow ones: for these, make test ARGS="-m slow"
+	make test-ci      run what CI runs: every test but the slow ones, a sample of their cases
+	make test-thorough  run every test but the slow ones, with all cases
 	make test-kernels run those that compare bits, with other kernels of BLAS than this machine's own
 	make test-gpu     run those for a GPU on one, with what PYTHON has (python3): needs no network
 	make check        run ruff and mypy
@@ -32,7 +33,13 @@ PYTEST := env OMP_NUM_THREADS=$${OMP_NUM_THREADS-1} OPENBLAS_NUM_THREADS=$${OPEN
 test: setup-test
 	@$(PYTEST) -m "not slow and not gpu and not thorough" $(ARGS)
 
-test-all: setup-test
+# Of each thorough test the first case, the last, and some between.
+CASES := --cases 3
+
+test-ci: setup-test
+	@$(PYTEST) -m "not slow and not gpu" $(CASES) $(ARGS)
+
+test-thorough: setup-test
 	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 # Sums come in another order with each kernel; what is promised to the bit holds with any.
@@ -43,7 +50,7 @@ test-kernels: setup-test
 	fi
 	export OPENBLAS_CORETYPE
 	echo "umem: with OPENBLAS_CORETYPE=$$OPENBLAS_CORETYPE"
-	$(PYTEST) -m "not slow and not gpu" -k "bit or bits or exact or exactly" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(CASES) -k "bit or bits or exact or exactly" $(ARGS)
 
 # Nothing is set up: a machine with a GPU may have no network, and plugins of its own.
 test-gpu:
