@@ -324,7 +324,7 @@ try:
 except MemoryError as error:
     found = umem.explain(error)
 print(found.asked_bytes <= found.free_bytes, [one.line for one in found.remedies][:2])
-print("in gaps between arrays" in found.remedies[0].why)
+print("free memory is in pieces" in found.remedies[0].why)
 print([one.place for one in found.held])
 """
     assert lines(program, kernel_cache, start="") == [

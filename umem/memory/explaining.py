@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import gc
 import sys
 from collections import deque
@@ -91,7 +92,8 @@ class Explanation:
         used = f"arrays use {format_bytes(self.used_bytes)}"
         if self.past_bytes and not self.used_bytes:
             used = f"arrays used up to {format_bytes(self.past_bytes)} until the error freed them"
-        lines = [f"{format_bytes(self.free_bytes)} of {vram} of VRAM are free, and {used}"]
+        now = " now" if self.free_bytes >= (self.asked_bytes or math.inf) else ""
+        lines = [f"{format_bytes(self.free_bytes)} of {vram} of VRAM are free{now}, and {used}"]
         if self.asked_bytes is not None:
             lines[0] = f"{format_bytes(self.asked_bytes)} were asked for; {lines[0]}"
         rows = [(format_bytes(one.nbytes), one.array_count, one.place) for one in self.held[:SHOWN]]
@@ -313,7 +315,7 @@ def _remedies(
             'umem.enable("hybrid")',
             f"{'The free memory is in pieces, or was freed since the error. ' if in_pieces else ''}"
             "Call it before the first array. An array that does not fit stays on the host, and the "
-            f"GPU reads it over the bus: {format_bytes(asked)}{_seconds(asked, spec)}.",
+            f"GPU reads it over the bus. This one: {format_bytes(asked)}{_seconds(asked, spec)}.",
         )
         if device.why_not("managed") is None:
             most = f"{format_bytes(used + asked)}{_seconds(used + asked, spec)}"
