@@ -141,6 +141,28 @@ print(float(cp.linalg.det(cp.ones((3, 3)))))
     assert run(program, kernel_cache) == "0.0\n"
 
 
+def test_a_band_times_a_vector_is_scipy_s(kernel_cache: Path) -> None:
+    program = """
+from cupy import cublas
+from scipy.linalg import blas
+
+for t, letter in zip("fd", "sd"):
+    for lower in (False, True):
+        for beta in (0, 2):
+            band, x = np.asfortranarray(random(t, 3, 7)), random(t, 7)
+            y = random(t, 7) if beta else np.full(7, np.nan, t)
+            wanted = getattr(blas, letter + "sbmv")(
+                2, -3, band, x, beta=beta, y=y if beta else np.zeros(7, t), lower=lower)
+            found = cublas.sbmv(2, -3, cp.asarray(band, order="F"), cp.asarray(x), beta,
+                                cp.asarray(y), lower)
+            check(f"{t} {lower} {beta}", lambda m: found if m is cp else wanted)
+    ones = cp.ones(3, t)
+    cublas.sbmv(1, 0, cp.full((2, 3), np.nan, t, order="F"), cp.full(3, np.nan, t), 2, ones)
+    check(f"{t} nothing", lambda m: ones if m is cp else np.full(3, 2, t))
+"""
+    assert run(program, kernel_cache) == ""
+
+
 def test_a_factor_of_zero_reads_nothing(kernel_cache: Path) -> None:
     program = """
 from cupy import cublas
@@ -418,12 +440,15 @@ assert rng.standard_normal(3, "f4", out) is out and rng.beta(2, 3, 4, "f4").dtyp
 def test_libraries_move_the_pages_that_they_read(kernel_cache: Path) -> None:
     program = """
 import cupyx.scipy.sparse
+from cupy import cublas
 
 with umem.managed():
+    band, x, y = cp.ones((64, 8192), order="F"), cp.ones(8192), cp.ones(8192)
     square, line = cp.eye(512), cp.ones(1 << 18, "D")
     rows = cupyx.scipy.sparse.csr_matrix(cp.eye(512))
     for name, read, call in (
         ("cuFFT", line, lambda: cp.fft.fft(line)),
+        ("cuBLAS", band, lambda: cublas.sbmv(63, 1, band, x, 0, y)),
         ("cuSOLVER", square, lambda: cp.linalg.qr(square)),
         ("cuSPARSE", square, lambda: rows @ square),
         ("sort", line, lambda: cp.sort(line)),

@@ -68,6 +68,7 @@ class HostBlas(HostSystems):
         for letter in "sd":
             setattr(self, f"{letter}dot", partial(self._dot, np.dtype(TYPES[letter]), False))
             setattr(self, f"{letter}ger", partial(self._ger, np.dtype(TYPES[letter]), False))
+            setattr(self, f"{letter}sbmv", partial(self._sbmv, np.dtype(TYPES[letter])))
         for letter in "cz":
             for name, conjugate in (("u", False), ("c", True)):
                 kind = np.dtype(TYPES[letter])
@@ -255,6 +256,23 @@ class HostBlas(HostSystems):
             self._scalar(dtype, alpha), self._operand(dtype, a, lda, ta, rows, columns),
             self._vector(dtype, x, columns, incx)[:, None], self._scalar(dtype, beta),
             self._vector(dtype, y, rows, incy)[:, None],
+        )  # fmt: skip
+
+    def _sbmv(
+        self, dtype: Any, handle: int, fill: int, n: int, k: int, alpha: int, a: int, lda: int,
+        x: int, incx: int, beta: int, y: int, incy: int,
+    ) -> None:  # fmt: skip
+        """Multiply a symmetric matrix, of which k diagonals above the main one are stored."""
+        band = self._matrix(dtype, a, k + 1, n, lda)
+        one, found = self._vector(dtype, x, n, incx), self._vector(dtype, y, n, incy)
+        factor, kept = self._scalar(dtype, alpha), self._scalar(dtype, beta)
+        reads = (band, one, found) if kept else (band, one)
+        self._tell("sbmv", reads, (found,), 2 * n * (2 * k + 1))
+        if not kept:  # y may hold NaN
+            found[...] = 0
+        on_each(
+            "sbmv", dtype, 1, b"U" if fill == UPPER else b"L", n, k, factor, Each(a, 0), lda,
+            Each(x, 0), incx, kept, Each(y, 0), incy,
         )  # fmt: skip
 
     def _ger(
