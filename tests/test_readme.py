@@ -42,7 +42,11 @@ def test_a_program_out_of_memory_says_who_holds_it(tmp_path: Path) -> None:
     (tmp_path / "sums.py").write_text(PROGRAM)
     done = python(*words, cwd=tmp_path)
     assert done.returncode == 1
-    assert [line for line in output_of("umem run --software t4 --vram 640MiB sums.py") if line not in done.stderr] == []
+    assert [
+        line
+        for line in output_of("umem run --software t4 --vram 640MiB sums.py")
+        if line not in done.stderr
+    ] == []
     (tmp_path / "sums.py").write_text(BLOCKS[0])
     assert printed(*words, cwd=tmp_path) == f"{3.0 * 16384 * 4096}\n"
 

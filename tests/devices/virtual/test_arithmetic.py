@@ -62,7 +62,7 @@ def test_rates_of_a_gpu_are_in_the_order_of_their_types(name: str) -> None:
     has_tensor_cores = spec.fp16_rate is not None
     assert (rate["float16 product"] > 1.5 * rate["float32"]) == has_tensor_cores
     assert spec.chip is not None
-    assert spec.tf32_rate is None or (spec.chip >= (8, 0) and has_tensor_cores)
+    assert (spec.tf32_rate is not None) == (spec.chip >= (8, 0) and has_tensor_cores)
 
 
 def test_the_share_of_tensor_cores_has_a_range() -> None:
