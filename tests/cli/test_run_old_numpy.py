@@ -95,14 +95,35 @@ def test_without_it_the_script_ends_as_under_python_with_the_way_out(
 )
 def test_advice_names_the_package_that_asks(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pkg_resources", None)
-    for package, wanted in (("old.code", True), ("__main__", False), ("chainer.links", False)):
+    for package, lent in (("old.code", "old"), ("__main__", "__main__"), ("chainer.links", "")):
         with pytest.raises((AttributeError, ImportError)) as caught:
             exec(error, {"__name__": package})
         frames = caught.value.__traceback__
         assert frames is not None
         raised = caught.value.with_traceback(frames.tb_next)  # from the package's own code on
         said = advice(raised, ["a.py"], None, None)
-        assert (said is not None and "--old-numpy old a.py" in said) is wanted
+        assert (said or "").endswith(f"--old-numpy {lent} a.py" if lent else "")
+        assert bool(said) is bool(lent)
+
+
+ITSELF = """\
+import numpy
+import numpy as np
+import beside
+print(np.float.__name__, np is numpy, beside.has)
+"""
+
+
+@pytest.mark.parametrize("name", ["__main__", "script"])
+def test_a_script_itself_is_lent_names(run: Run, folder: Path, name: str) -> None:
+    (folder / "beside.py").write_text("import numpy\nhas = hasattr(numpy, 'float')\n")
+    assert lines(run(ITSELF, "--old-numpy", name)) == ["float True False"]
+
+
+def test_a_script_without_them_is_told_how(run: Run, folder: Path) -> None:
+    done: Process = run("import numpy as np\nnp.float")
+    assert done.returncode == 1
+    assert done.stderr.endswith("  umem run --old-numpy __main__ script.py\n")
 
 
 @pytest.mark.parametrize("error", ["import numpy; numpy.lookfor", "[].float", "import no_such"])
@@ -117,7 +138,6 @@ def test_there_is_no_advice_on_other_names(error: str) -> None:
     ("package", "says"),
     [
         ("olt", "no package 'olt' to lend names to; near: old"),
-        ("__main__", "not to a script"),
         ("chainer", "mended by umem.compat.install"),
     ],
 )

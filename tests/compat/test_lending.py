@@ -234,7 +234,7 @@ def test_a_package_that_was_imported_before_is_refused(write: Write) -> None:
         ("numpy", CompatError, "numpy is lent no names"),
         ("umem.data", CompatError, "umem is lent no names"),
         ("chainer.links", CompatError, "chainer is mended by umem.compat.install"),
-        ("__main__", CompatError, "move its old code to a module beside it"),
+        ("__main__", CompatError, "umem run --old-numpy __main__ SCRIPT"),
     ],
 )
 def test_what_cannot_be_lent_is_refused(

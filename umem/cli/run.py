@@ -291,7 +291,9 @@ def _recording(flags: _RunOptions, program: Program) -> Recording | None:
 
 
 def _lend_names(package: str, program: Program) -> LentNames:
-    """Lend a package, which may lie beside the program, the removed names of NumPy."""
+    """Lend the script itself or a package, which may be beside it, the removed names of NumPy."""
+    if package in ("__main__", program.module_name):
+        return LentNames("__main__")
     try:
         return lend_removed_names(package, [program.folder])
     except UmemError as error:
@@ -358,7 +360,7 @@ def _variables(flags: _RunOptions) -> Iterator[None]:
     options = {
         **dict(zip(MEMORY_VARIABLES, of_memory, strict=True)),
         VARIABLE: _software(flags),
-        OLD_NUMPY: ",".join(flags.old_numpy),
+        OLD_NUMPY: ",".join(name for name in flags.old_numpy if name != "__main__"),
     }
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", *options)}
     _set({"PYTHONPATH": path, **{name: value for name, value in options.items() if value}})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from umem._common.printable import command_line, short
-from umem.compat import package_in_need
+from umem.compat import lent_script, package_in_need
 from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
 from umem.launch import this_rank
 from umem.trace import end_at_user
@@ -57,6 +57,11 @@ class Program:
     def name(self) -> str:
         """Return its short name, for titles."""
         return self.argv[1] if self.source is None else Path(self.argv[0]).name
+
+    @property
+    def module_name(self) -> str:
+        """Return the name by which another module would import it."""
+        return self.argv[1] if self.source is None else Path(self.argv[0]).stem
 
     @property
     def folder(self) -> str:
@@ -169,6 +174,7 @@ def run_program(
     try:
         module, code = program.prepared_main()
         path = str(module.__file__)
+        code = lent_script(module, program.source, path) or code
         if code is None:
             code = compile(program.source or b"", path, "exec", dont_inherit=True)
         exec(code, module.__dict__)
@@ -284,9 +290,10 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
             "version: pip install 'numpy<2.4'"
         )
     if package := next(filter(None, map(package_in_need, causes)), None):
+        who = "the script" if package == "__main__" else package
         return (
-            f"umem: {package} uses names that NumPy or setuptools has removed. umem can give them "
-            f"to {package} alone:\n"
+            f"umem: {who} uses names that NumPy or setuptools has removed. To give them to {who} "
+            "alone, add an option:\n"
             f"  umem run --old-numpy {package} {command_line(*argv)}"
         )
     return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from umem.compat.chainer_installer import get_chainer
     from umem.compat.finder import arm
     from umem.compat.installation import find_package, package_version
-    from umem.compat.lending import LentNames, package_in_need
+    from umem.compat.lending import LentNames, lent_script, package_in_need
     from umem.compat.pth import install_pth, installed_pth, remove_pth
     from umem.compat.shim_report import Row, check, import_mended
 else:
@@ -46,7 +46,7 @@ else:
         chainer_installer="get_chainer",
         finder="arm",
         installation="find_package package_version",
-        lending="LentNames package_in_need",
+        lending="LentNames lent_script package_in_need",
         pth="install_pth installed_pth remove_pth",
         shim_report="Row check import_mended",
     )

@@ -88,8 +88,8 @@ def lend_removed_names(package: str, path: Sequence[str] | None = None) -> LentN
         raise CompatError(f"{top} is lent no names: pass the package that uses the removed names")
     if top == "__main__":
         raise CompatError(
-            "names are lent to packages, not to a script: move its old code to a module beside it, "
-            "and pass that module's name"
+            "a script that is running cannot be lent names: start it by "
+            "umem run --old-numpy __main__ SCRIPT"
         )
     for name in [name for name in sys.modules if _covers(package, name)]:
         its_builtins = getattr(sys.modules[name], "__builtins__", None)  # none in compiled modules
@@ -130,7 +130,21 @@ def package_in_need(error: BaseException) -> str | None:
     frames = traceback.walk_tb(error.__traceback__)
     tops = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
     top = next((top for top in reversed(tops) if top not in ("numpy", "umem")), "__main__")
-    return None if top in ("__main__", *_MENDED) else top
+    return None if top in _MENDED else top
+
+
+def lent_script(module: ModuleType, source: bytes | str | None, path: str) -> CodeType | None:
+    """Prepare a script that is lent names, before it runs as ``__main__``.
+
+    Processes that start by spawn run the script once more, without the names.
+
+    Returns:
+        its code with ``is`` replaced; None if it needs no change, or is lent nothing.
+    """
+    if not _is_lent("__main__"):
+        return None
+    _give_builtins(module)
+    return None if source is None else _with_function(source, path)
 
 
 # -- the modules of the package -------------------------------------------------------------------
@@ -174,14 +188,17 @@ def _lend(spec: ModuleSpec) -> None:
 
 
 def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    names = vars(module)
-    lent = {"__import__": partial(_import, module.__name__), _SAME: numpy_stand_in.is_same}
-    names["__builtins__"] = {**vars(builtins), **lent}
+    _give_builtins(module)
     code = None if module.__spec__ is None else _recompiled(module.__spec__)
     if code is None:
         execute(module)
     else:
-        exec(code, names)
+        exec(code, vars(module))
+
+
+def _give_builtins(module: ModuleType) -> None:
+    lent = {"__import__": partial(_import, module.__name__), _SAME: numpy_stand_in.is_same}
+    vars(module)["__builtins__"] = {**vars(builtins), **lent}
 
 
 def _import(
@@ -234,8 +251,10 @@ class _ByFunction(ast.NodeTransformer):
 def _recompiled(spec: ModuleSpec) -> CodeType | None:
     """Compile a module with its comparisons replaced; None if it needs no change."""
     source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
-    if source is None:
-        return None
+    return None if source is None else _with_function(source, spec.origin or "<unknown>")
+
+
+def _with_function(source: str | bytes, path: str) -> CodeType | None:
     by_function = _ByFunction()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the source's own warnings, which Python issues only once
@@ -245,4 +264,4 @@ def _recompiled(spec: ModuleSpec) -> CodeType | None:
             return None  # Python's own loader raises a better error
         if not by_function.changed:
             return None
-        return compile(tree, spec.origin or "<unknown>", "exec", dont_inherit=True)
+        return compile(tree, path, "exec", dont_inherit=True)
