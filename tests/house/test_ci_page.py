@@ -33,8 +33,9 @@ def commands() -> list[list[str]]:
 
 def test_both_workflows_install_and_run_alike() -> None:
     github, gitlab = commands()
-    assert github == gitlab and len(github) == 2
-    assert SOURCE in github[0] and "--software-gpu t4" in github[1]
+    assert github == gitlab and len(github) == 3
+    assert SOURCE in github[0]
+    assert "--software-gpu t4,checked" in github[1] and "--software-gpu-seeds" in github[2]
 
 
 def repository_of_umem(folder: Path) -> None:
@@ -64,9 +65,9 @@ def test_the_commands_run_in_a_fresh_environment(kernel_cache: Path, tmp_path: P
         "XDG_CACHE_HOME": str(kernel_cache),
         "CUPY_CACHE_DIR": str(kernel_cache),
     }
-    install, run = commands()[0]
+    install, *runs = commands()[0]
     assert install.count("YOUR-URL") == 1
-    for command in (install.replace("YOUR-URL", f"file://localhost{tmp_path}/umem"), run):
+    for command in (install.replace("YOUR-URL", f"file://localhost{tmp_path}/umem"), *runs):
         done = subprocess.run(
             command, shell=True, cwd=project, env=environment, capture_output=True, text=True,
             timeout=1800, check=False,
@@ -76,4 +77,4 @@ def test_the_commands_run_in_a_fresh_environment(kernel_cache: Path, tmp_path: P
             pytest.skip("no package index can be reached")
         assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
-    assert "software GPU: t4 (umem; VRAM, pages and time are simulated)" in done.stdout
+    assert "software GPU: t4 (umem; VRAM, pages and time are simulated)" in done.stdout  # the last
