@@ -36,6 +36,7 @@ def test_a_dry_table_is_simulated(tmp_path: Path) -> None:
     assert recomputed["published_change"] == pytest.approx(8_311 / 12_589 - 1)
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_of_trainings_that_ran(tmp_path: Path) -> None:
     asked = ["--measure", "--quick", "--repeats", "1"]
     content, printed = written(tmp_path, "founding_table.py", *asked)
