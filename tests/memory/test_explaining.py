@@ -10,6 +10,7 @@ from software_programs import START, lines, needs_software_gpu
 
 import umem
 from umem._common.specs import DRIVER_NAMES, GPUS, spec_of_driver
+from umem.compat import find_package
 from umem.errors import DeviceError, DeviceNotFoundError
 
 PROGRAM = """
@@ -73,6 +74,25 @@ print(found)
     assert told.endswith("are free, and arrays used up to 64.0 MiB until the error freed them:")
     assert past.split()[:2] == ["64.0", "MiB"] and "an unfinished list" in past
     assert not any("is in pieces" in line for line in more)
+
+
+@needs_software_gpu
+@pytest.mark.skipif(find_package() is None, reason="no Chainer")
+def test_for_the_columns_of_a_convolution_a_cap_is_named_first(kernel_cache: Path) -> None:
+    program = """
+import umem.chainer
+import chainer.functions as F
+x, w = cp.ones((4, 32, 96, 96), "f4"), cp.ones((8, 32, 3, 3), "f4")
+try:
+    F.convolution_2d(x, w, pad=1)
+except MemoryError:
+    print(umem.explain().remedies[0].line)
+with umem.chainer.workspace("4MiB"):
+    print(F.convolution_2d(x, w, pad=1).shape)
+"""
+    assert lines(program, kernel_cache) == [
+        "umem run --workspace 256MiB SCRIPT", "(4, 8, 96, 96)"
+    ]  # fmt: skip
 
 
 @needs_software_gpu

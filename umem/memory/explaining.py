@@ -161,9 +161,11 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
     host = device.host_available_bytes()
     room = None if host is None else int(host * HOST_SHARE)
     graph = next((one for one in held_graphs(own) if 2 * one.nbytes >= used), None)
-    remedies = _remedies(asked, used + past, free, device, room, _limit(refusal))
+    remedies = [*_remedies(asked, used + past, free, device, room, _limit(refusal))]
     if graph is not None:
-        remedies = _cuts(graph)
+        remedies = [*_cuts(graph)]
+    if asked is not None and _has_columns(frames):
+        remedies.insert(0, _CAP)
     return Explanation(
         asked, device.vram_bytes, free, used, tuple(held), tuple(remedies), past, graph
     )
@@ -339,6 +341,22 @@ def _remedies(
         "umem.on_out_of_memory(callback)",
         "The callback frees memory that the program can recompute, such as a cache.",
     )
+
+
+_COLUMNS = tuple(f"chainer.functions.connection.{name}" for name in ("conv", "deconv"))
+"""Beginnings of the modules of Chainer whose functions need columns where there is no cuDNN."""
+_CAP = Remedy(
+    "umem run --workspace 256MiB SCRIPT",
+    'Or in code: with umem.chainer.workspace("256MiB"). The columns of a convolution ran out of '
+    "memory. With a cap they are computed in parts, and results round differently.",
+)
+
+
+def _has_columns(frames: Iterable[FrameType]) -> bool:
+    """Tell whether a convolution of Chainer ran out of memory, and not under a cap."""
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    is_capped = any(name.startswith("umem.chainer.chunking") for name in modules)
+    return not is_capped and any(name.startswith(_COLUMNS) for name in modules)
 
 
 def _cuts(graph: HeldGraph) -> Iterator[Remedy]:
