@@ -25,6 +25,7 @@ def rows(report: dict[str, Any], *modes: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_report_says_where_it_ran_and_what_it_asks(report):
     assert report["bench"] == "recompute" and report["simulated"] is False
     assert {"machine", "versions", "commit", "options"} <= report.keys()

@@ -29,6 +29,7 @@ def test_killed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
     assert "After 6 kills and 6 resumes" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(10))
 def test_each_kind_of_run_goes_on_after_a_kill(number: int) -> None:
     """Killed by its disk and by the clock, with all that makes it hard to go on."""

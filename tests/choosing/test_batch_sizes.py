@@ -160,7 +160,7 @@ def sums(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_cupy
 def test_the_commands_print_tables_and_json(sums: str) -> None:
     run_dry = ["--vram", "64MiB", "--json"]

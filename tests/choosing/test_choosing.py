@@ -333,7 +333,7 @@ def test_bad_arguments_are_refused_before_anything_runs(tmp_path: Path) -> None:
 
 @needs_cupy
 @needs_chainer
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_choose_is_the_same_in_python(network: DryProgram) -> None:
     choice = umem.choose(network.script, *network.arguments, gpu="t4", vram="384MiB")
     by_name = {one.name: one for one in choice.rows}

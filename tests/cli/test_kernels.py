@@ -162,7 +162,7 @@ def changed_without_manifest(archive: Path, content: bytes) -> bool:
 
 @needs_compiler
 @needs_cupy
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_kernels_are_compiled_ahead(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_DIR", str(cache))
     result = kernels("warm", "--dtype", "bool", "--jobs", "2")

@@ -43,7 +43,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_graph_in_parts_goes_on_by_the_option_on_any_number_of_ranks(tmp_path: Path) -> None:
     from umem.graphs import communities, cut
 

@@ -56,7 +56,7 @@ NCCL = """
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_four_ranks_of_a_graph_in_parts_hold_and_send_what_is_planned(tmp_path: Path) -> None:
     folder = tmp_path / "cut"
     cut(communities(400, 6, 3000, across=0.1, seed=2, features=16, classes=4), 4, folder)

@@ -79,7 +79,7 @@ for size in range(1, 6):
         assert (sent > 0) == (size > 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_whatever_else_is_on_bits_are_those_of_one_process(folder: Path) -> None:
     """ChainerMN's communicator, and messages that go in pieces."""
     ranks = on_ranks(

@@ -22,7 +22,7 @@ def run(count: int, tmp_path: Path, *cases: str) -> list[list[str]]:
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_optimizer_has_the_bits_of_the_whole(tmp_path: Path) -> None:
     assert not any(run(3, tmp_path, "optimizers"))
 
@@ -62,6 +62,7 @@ def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "counts",
     [

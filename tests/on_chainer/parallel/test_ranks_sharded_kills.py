@@ -106,7 +106,7 @@ def kill_and_go_on(tmp_path: Path, kills: list[tuple[str, int, int]]) -> None:
     assert curve(killed) == curve(whole) and len(curve(whole)) == updates
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_five_kills_and_the_same_curve(tmp_path: Path) -> None:
     kills = [("snapshot", 0, 4), ("init", 1, 0), ("snapshot", 1, 2), ("update", 1, 3)]
     kill_and_go_on(tmp_path, [*kills, ("snapshot", 0, 9)])

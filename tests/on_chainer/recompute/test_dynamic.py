@@ -298,6 +298,7 @@ def test_a_share_is_one_of_what_passes_would_have_taken() -> None:
     assert memory.online_count == len(LENGTHS) - graph_store.STRANGERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thrash", ["warn", "error"])
 def test_a_budget_with_which_most_runs_again_is_said_once_or_an_error(thrash: Any) -> None:
     budget = constant_bytes() + 7 * VALUE
