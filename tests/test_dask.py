@@ -344,7 +344,7 @@ for data in (stored, proxies, {}, Made(device_buffer=None)):
     assert [" ".join(line.split()[:2]) for line in found] == [
         *["hybrid DaskWarning", "unmanaged"] * 2, *["hybrid", "unmanaged"] * 2,
     ]  # fmt: skip
-    assert "beyond 8.0 MiB of VRAM" in found[0] and "beyond 9.0 MiB of VRAM" in found[2]
+    assert "above 8.0 MiB of VRAM" in found[0] and "above 9.0 MiB of VRAM" in found[2]
     assert "device_memory_limit=None" in found[0]
 
 

@@ -162,7 +162,7 @@ def test_a_module_does_what_it_does_under_python_m(tmp_path: Path, name: str) ->
         ("pkg.nope", "ImportError: the module pkg.nope does not exist, or has no code to run"),
         ("pkg.broken.x", "broken/__init__.py"),
         ("nope", "Python finds no module nope from here"),
-        ("pkg/mod.py", "pkg/mod.py is no name of a module"),
+        ("pkg/mod.py", "pkg/mod.py is not the name of a module"),
     ],
 )
 def test_what_is_no_module_is_refused_by_name(tmp_path: Path, name: str, said: str) -> None:
@@ -360,12 +360,12 @@ def test_a_script_that_asks_for_a_gpu_is_told_how_to_do_without(run: Run, use: s
     result = run(f"import chainer\nchainer.{use}", *VIRTUAL, "--report")
     assert result.returncode == 1
     assert "RuntimeError: CUDA environment is not correctly set up" in result.stderr
-    hint = result.stderr.splitlines()[-1]
+    hint, line = result.stderr.splitlines()[-2:]
     assert hint.startswith("umem: Chainer finds no GPU here.") and "the virtual t4" in hint
-    assert "-g -1" in hint
+    assert "-g -1" in hint and line == "  umem run --software t4 script.py"
     if use.startswith("get_device"):
         plain = run(f"import chainer\nchainer.{use}")
-        assert "-g -1" in plain.stderr.splitlines()[-1] and "virtual" not in plain.stderr
+        assert "-g -1" in plain.stderr.splitlines()[-2] and "virtual" not in plain.stderr
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_an_old_script_goes_on_to_the_bit(run: Run, tmp_path: Path) -> None:
 def test_a_script_without_a_trainer_is_told_what_to_call(run: Run) -> None:
     result = run(LOOP, "--resume", "every=3")
     assert result.returncode == 0
-    assert "nothing was saved: no Trainer of Chainer ran" in result.stderr
+    assert "nothing was saved, because no Trainer ran" in result.stderr
 
 
 def test_a_folder_of_its_own_and_epochs(run: Run, tmp_path: Path) -> None:
@@ -70,12 +70,12 @@ def test_it_goes_with_a_budget(run: Run) -> None:
     ("asked", "said"),
     [
         ("500", "cannot read '500'. Write every=500"),
-        ("every=", "is not understood"),
-        ("every=2,every=3", "is not understood"),
+        ("every=", "cannot read"),
+        ("every=2,every=3", "cannot read"),
         ("every=0", "every must be a whole number from 1 on"),
-        ("every=half", "is not understood"),
+        ("every=half", "cannot read"),
         ("keep=0", "keep must be a whole number from 1 on"),
-        ("steps=3", "is not understood"),
+        ("steps=3", "unknown key 'steps'"),
     ],
 )
 def test_bad_options_are_refused_before_the_script_runs(

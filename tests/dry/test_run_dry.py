@@ -27,7 +27,7 @@ KEYS = {
     "simulated", "gpu", "title", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
     "steps_in_script", "epoch_seconds", "run_seconds", "wall_seconds", "asked",
-    "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported",
+    "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported", "has_steps",
 }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_an_answer_is_no_assumption(tmp_path: Path) -> None:
     done = run_dry(KMEANS, tmp_path, "--answer", "script.py:10=1000", "--answer", "other.py:1=2")
     assert done.json["fits"] and all(one["answered"] for one in done.json["asked"])
     assert "\nfits\n" in done.errors
-    assert "other.py:1 read no unknown value" in done.errors
+    assert "other.py:1 read no value, so its --answer was not used" in done.errors
 
 
 @pytest.mark.thorough

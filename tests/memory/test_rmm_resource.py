@@ -208,7 +208,7 @@ print(umem.status().reserved_bytes)
 """
     found = lines(program, kernel_cache)
     assert found[0].startswith("DeviceError upstream= returns memory that is not managed")
-    assert found[1].startswith("StateError upstream= asks CuPy's allocator")
+    assert found[1].startswith("StateError upstream= calls CuPy's allocator")
     assert (
         found[2] == "OutOfMemoryError needs 7.8 KiB; upstream= has no more memory: std::bad_alloc"
     )

@@ -126,7 +126,7 @@ with contextlib.suppress(SystemExit):
     found = run(program, kernel_cache)
     assert found.startswith("False False")
     assert "steps 2-3, recorded on software" in found
-    assert "No later operation uses 1.0 MiB of it: made at loop.py:3 (1.0 MiB)." in found
+    assert "No later operation uses 1.0 MiB of it, made at loop.py:3 (1.0 MiB)." in found
 
 
 def test_a_framework_gives_tensors_their_kinds_and_operations_their_workspace(

@@ -205,7 +205,7 @@ def test_a_last_small_batch_is_said_once_then_known():
         for rows in (ROWS, ROWS, ROWS, 8, ROWS, ROWS, 8, ROWS, 8):
             program.step(rows)
 
-    with pytest.warns(LookaheadWarning, match="iteration 3 takes an order") as said:
+    with pytest.warns(LookaheadWarning, match="iteration 3 takes an unknown order") as said:
         report = train(work)
     assert len(said) == 1
     assert (report.followed_count, report.mismatch_count) == (7, 1)

@@ -128,7 +128,7 @@ def test_a_bad_folder_is_refused_on_entering(
 @either
 def test_numpy_needs_a_folder(block: Blocks) -> None:
     where: Any = None if block is umem.chainer.Offload else True
-    with pytest.raises(StateError, match="Name a folder on a disk"):
+    with pytest.raises(StateError, match="name a folder on a disk"):
         block(where).__enter__()
     with umem.chainer.Recompute("min"):
         pass
