@@ -223,7 +223,7 @@ def test_a_cap_on_workspace_holds_for_the_script_with_and_without_a_budget(run: 
         (("--recompute", "0%"), "Invalid value for --recompute"),
         (("--recompute", "120%"), "budget must be at most 100%"),
         (("--recompute", "0"), "Invalid value for --recompute"),
-        (("--recompute", "60%", "--record", "x.umem.gz"), "--record cannot be used with --recompute"),
+        (("--recompute", "60%", "--record", "x.umem.gz"), "cannot be used with --recompute"),
         (("--workspace", "little"), "Invalid value for --workspace"),
         (("--workspace", "0"), "Invalid value for --workspace"),
         (("--workspace", "60%"), "Invalid value for --workspace"),

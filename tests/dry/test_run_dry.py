@@ -27,7 +27,8 @@ KEYS = {
     "simulated", "gpu", "title", "vram_bytes", "mode", "fits", "ended", "exit_status", "peak_bytes",
     "reserved_peak_bytes", "step_seconds", "step_seconds_all", "moved_bytes", "steps_run",
     "steps_in_script", "epoch_seconds", "run_seconds", "wall_seconds", "asked",
-    "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported", "has_steps",
+    "caught_out_of_memory", "failure", "first_connection", "written", "evaluated", "reported",
+    "has_steps",
 }  # fmt: skip
 
 
