@@ -255,7 +255,7 @@ def _recompiled(spec: ModuleSpec) -> CodeType | None:
 
 
 def _with_function(source: str | bytes, path: str) -> CodeType | None:
-    """Compile source with its comparisons replaced; None if there are none, or it is not valid Python."""
+    """Compile source with its comparisons replaced; None if it has none or is invalid."""
     by_function = _ByFunction()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the source's own warnings, which Python issues only once
