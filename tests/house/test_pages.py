@@ -63,6 +63,11 @@ def test_a_tutorial_says_its_minutes_and_versions_first() -> None:
         assert "minutes" in first and "Python" in first and "simulated" in first, name
 
 
+def test_each_page_is_of_one_kind() -> None:
+    of_none = [name for name in PAGES if name.partition("/")[0] not in KINDS]
+    assert of_none == ["design", "hardware", "index", "words"]
+
+
 def test_home_leads_to_each_page() -> None:
     """In one click: in its own text, not in the navigation beside it."""
     missing = [name for name in PAGES if name != "index" and f"({name}.md" not in PAGES["index"]]
