@@ -31,7 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Sample:
-    """Leaves out thorough cases beyond so many of a test: the first, the last, some between."""
+    """Leaves out thorough cases beyond so many of a test: keeps the first, the last, some between.
+
+    A test marked ``thorough(every_case=True)`` keeps all.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -41,7 +44,8 @@ class _Sample:
     ) -> None:
         cases: dict[str, list[pytest.Item]] = {}
         for item in items:
-            if item.get_closest_marker("thorough"):
+            mark = item.get_closest_marker("thorough")
+            if mark and not mark.kwargs.get("every_case"):
                 cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
         left_out: set[pytest.Item] = set()
         for found in cases.values():

@@ -120,6 +120,13 @@ def test_a_script_itself_is_lent_names(run: Run, folder: Path, name: str) -> Non
     assert lines(run(ITSELF, "--old-numpy", name)) == ["float True False"]
 
 
+def test_a_package_that_is_run_is_lent_names_itself(run: Run, folder: Path) -> None:
+    (folder / "old" / "__main__.py").write_text("import old.code\nprint(old.code.kind())\n")
+    assert lines(execute("-m", "umem", "run", "--old-numpy", "old", "-m", "old", cwd=folder)) == [
+        "float"
+    ]
+
+
 def test_a_script_without_them_is_told_how(run: Run, folder: Path) -> None:
     done: Process = run("import numpy as np\nnp.float")
     assert done.returncode == 1

@@ -32,7 +32,7 @@ RUN = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(every_case=True)
 @needs_software_gpu
 @pytest.mark.skipif(find_package() is None, reason="no Chainer")
 @pytest.mark.parametrize("name", RUN)

@@ -59,9 +59,9 @@ class Program:
         return self.argv[1] if self.source is None else Path(self.argv[0]).name
 
     @property
-    def module_name(self) -> str:
-        """Return the name by which another module would import it."""
-        return self.argv[1] if self.source is None else Path(self.argv[0]).stem
+    def module_name(self) -> str | None:
+        """Return the name by which a module would import the script; None for python -m."""
+        return None if self.source is None else Path(self.argv[0]).stem
 
     @property
     def folder(self) -> str:

@@ -17,7 +17,7 @@ import pytest
 from project import ROOT
 from software_programs import needs_compiler, needs_cupy
 
-pytestmark = [pytest.mark.thorough, needs_cupy, needs_compiler]
+pytestmark = [pytest.mark.thorough(every_case=True), needs_cupy, needs_compiler]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
 FILES = sorted(
