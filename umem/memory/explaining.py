@@ -164,8 +164,9 @@ def explain(error: BaseException | None = None, by: Tracker | None = None) -> Ex
     remedies = [*_remedies(asked, used + past, free, device, room, _limit(refusal))]
     if graph is not None:
         remedies = [*_cuts(graph)]
-    if asked is not None and _has_columns(frames):
-        remedies.insert(0, _CAP)
+    cap = min(asked or 0, free) // 2
+    if cap >= MIB and _has_columns(frames):
+        remedies.insert(0, _cap(cap))
     return Explanation(
         asked, device.vram_bytes, free, used, tuple(held), tuple(remedies), past, graph
     )
@@ -345,11 +346,16 @@ def _remedies(
 
 _COLUMNS = tuple(f"chainer.functions.connection.{name}" for name in ("conv", "deconv"))
 """Beginnings of the modules of Chainer whose functions need columns where there is no cuDNN."""
-_CAP = Remedy(
-    "umem run --workspace 256MiB SCRIPT",
-    'Or in code: with umem.chainer.workspace("256MiB"). The columns of a convolution ran out of '
-    "memory. With a cap they are computed in parts, and results round differently.",
-)
+
+
+def _cap(most: int) -> Remedy:
+    """Name the largest cap of a power of two, in MiB, within most bytes."""
+    size = f"{1 << ((most // MIB).bit_length() - 1)}MiB"
+    return Remedy(
+        f"umem run --workspace {size} SCRIPT",
+        f'Or in code: with umem.chainer.workspace("{size}"). The columns of a convolution ran out '
+        "of memory. With a cap they are computed in parts, and results round differently.",
+    )
 
 
 def _has_columns(frames: Iterable[FrameType]) -> bool:
