@@ -14,6 +14,7 @@ from umem.choosing.batch_sizes import halve_each, largest_batch, number_argument
 from umem.choosing.child import DryProgram, DryResult
 from umem.choosing.technique import Technique
 from umem.cli import main
+from umem.compat import find_package
 from umem.errors import DryRunError, SizeError
 
 PROGRAM = DryProgram("train.py", ("data", "--batch", "48", "--wide=10"))
@@ -158,6 +159,28 @@ def sums(tmp_path: Path) -> str:
     path = tmp_path / "sums.py"
     path.write_text(SUMS)
     return str(path)
+
+
+@pytest.mark.skipif(find_package() is None, reason="no Chainer")
+def test_batch_tries_each_size_with_what_is_given(
+    sums: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def found(program: DryProgram, *_: object) -> None:
+        tried.append(program.options)
+        raise DryRunError("enough")
+
+    monkeypatch.setattr("umem.cli.batch.largest_batch", found)
+    given = ["--recompute", "min", "--workspace", "4MiB", "--writes", "real"]
+    for more in (given, []):
+        CliRunner().invoke(main, ["batch", "--argument", "1", *more, sums, "4"])
+    assert tried == [("--writes", "real", *given[:4]), ()]
+    bad = CliRunner().invoke(
+        main, ["batch", "--argument", "1", "--workspace", "4 pages", sums, "4"]
+    )
+    assert bad.exit_code == 2 and "--workspace" in bad.output
+    assert len(tried) == 2
 
 
 @pytest.mark.slow

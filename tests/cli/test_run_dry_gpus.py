@@ -69,4 +69,5 @@ def test_gpus_of_one_answer_are_in_one_line() -> None:
         "  fits on       h200, b200",
         "  too large for t4",
         "  not tried     l4",
+        "                To try one: umem run --dry l4",
     ]

@@ -82,6 +82,10 @@ def test_without_it_the_script_ends_as_under_python_with_the_way_out(
     assert done.returncode == 1
     assert "AttributeError" in done.stderr
     assert done.stderr.endswith("  umem run --old-numpy old script.py\n")
+    more = run(SCRIPT, "--old-numpy", "older", "--workspace", "1MiB")
+    assert more.stderr.endswith(
+        "  umem run --old-numpy old --workspace 1MiB --old-numpy older script.py\n"
+    )
 
 
 @pytest.mark.parametrize(

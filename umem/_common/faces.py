@@ -18,7 +18,8 @@ def face(
 
     Args:
         room: the package.
-        elsewhere: names from modules outside of the package, by the modules' full names.
+        elsewhere: names from modules outside of the package, by the modules' full names; under the
+            package's own name, packages inside of it.
         places: the names of each of its modules, separated by spaces; "__" in a module's name
             stands for a dot.
     """
@@ -35,6 +36,8 @@ def face(
         """
         if name not in module_of:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
+        if module_of[name] == room:  # a package inside
+            return import_module(f"{room}.{name}")
         return getattr(import_module(module_of[name]), name)  # not stored: a test may replace it
 
     return sorted(module_of), load

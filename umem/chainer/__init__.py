@@ -57,41 +57,89 @@ from typing import TYPE_CHECKING  # noqa: E402
 
 import chainer  # noqa: E402  (the layer must be in place first)
 
-from umem.chainer import layers as layers  # noqa: E402
-from umem.chainer import optimizers as optimizers  # noqa: E402
-from umem.chainer.accumulation.accumulating import accumulate  # noqa: E402
-from umem.chainer.accumulation.updater import AccumulatingUpdater  # noqa: E402
-from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed  # noqa: E402
-from umem.chainer.chunking.capped import workspace  # noqa: E402
-from umem.chainer.current_device import device  # noqa: E402
-from umem.chainer.distillation.distilling_loss import DistillingLoss  # noqa: E402
-from umem.chainer.distillation.distilling_updater import DistillingUpdater  # noqa: E402
 from umem.chainer.dry_initializers import leave_out_initializers  # noqa: E402
 from umem.chainer.framework import CHAINER  # noqa: E402
-from umem.chainer.gcn import GCN, Adjacency, GraphConvolution, sparse_matmul  # noqa: E402
 from umem.chainer.host_time import follow_python  # noqa: E402
-from umem.chainer.layers.slimmed import slimmer  # noqa: E402
-from umem.chainer.layers.tying import tie  # noqa: E402
-from umem.chainer.lookahead.prefetch import LookaheadPrefetch  # noqa: E402
-from umem.chainer.memory_report import MemoryReport  # noqa: E402
-from umem.chainer.offload.offload import Offload  # noqa: E402
-from umem.chainer.parallel.parallel_gcn import ParallelGCN, ParallelGraphConvolution  # noqa: E402
-from umem.chainer.parallel.parallel_graph import ParallelGraph  # noqa: E402
-from umem.chainer.parallel.sharding import sharded  # noqa: E402
-from umem.chainer.parameter_updates import chunked_updates  # noqa: E402
-from umem.chainer.precision.half_precision import half_precision  # noqa: E402
-from umem.chainer.precision.saved_in import saved_in  # noqa: E402
-from umem.chainer.quantization.aware import quantization_aware  # noqa: E402
-from umem.chainer.quantization.quantized_file import load_quantized, save_quantized  # noqa: E402
-from umem.chainer.quantization.quantizing import quantize  # noqa: E402
-from umem.chainer.recompute.recompute import Recompute  # noqa: E402
-from umem.chainer.resume.loop_snapshots import resume_run, save_run  # noqa: E402
-from umem.chainer.resume.snapshot_extension import Snapshot  # noqa: E402
 from umem.trace import register  # noqa: E402
 
 register(CHAINER)
 follow_python()
 leave_out_initializers()
+
+if TYPE_CHECKING:
+    from umem.chainer import layers as layers
+    from umem.chainer import optimizers as optimizers
+    from umem.chainer.accumulation.accumulating import accumulate
+    from umem.chainer.accumulation.updater import AccumulatingUpdater
+    from umem.chainer.at_setup import AtSetup, HalvedBatches
+    from umem.chainer.checkpointing.regions import checkpoint, checkpoint_sequential, checkpointed
+    from umem.chainer.chunking.capped import workspace
+    from umem.chainer.current_device import device
+    from umem.chainer.demo_workload import (
+        BYTES_PER_NODE,
+        Workload,
+        run_cuda,
+        run_software,
+        run_virtual,
+    )
+    from umem.chainer.distillation.distilling_loss import DistillingLoss
+    from umem.chainer.distillation.distilling_updater import DistillingUpdater
+    from umem.chainer.dry_training import DryTraining
+    from umem.chainer.gcn import GCN, Adjacency, GraphConvolution, sparse_matmul
+    from umem.chainer.layers.slimmed import slimmer
+    from umem.chainer.layers.tying import tie
+    from umem.chainer.lookahead.prefetch import LookaheadPrefetch
+    from umem.chainer.memory_report import MemoryReport
+    from umem.chainer.offload.offload import Offload
+    from umem.chainer.parallel.parallel_gcn import ParallelGCN, ParallelGraphConvolution
+    from umem.chainer.parallel.parallel_graph import ParallelGraph
+    from umem.chainer.parallel.sharding import sharded
+    from umem.chainer.parameter_updates import CHUNKED_RULES, chunked_updates
+    from umem.chainer.precision.half_precision import half_precision
+    from umem.chainer.precision.saved_in import saved_in
+    from umem.chainer.quantization.aware import quantization_aware
+    from umem.chainer.quantization.quantized_file import load_quantized, save_quantized
+    from umem.chainer.quantization.quantizing import quantize
+    from umem.chainer.recompute.recompute import Recompute
+    from umem.chainer.resume.loop_snapshots import resume_run, save_run
+    from umem.chainer.resume.snapshot_extension import Snapshot
+    from umem.chainer.tap import POINTS, Subscriber, subscribe, unsubscribe
+else:
+    from umem._common.faces import face
+
+    _, __getattr__ = face(
+        __name__,
+        {__name__: "layers optimizers"},
+        accumulation__accumulating="accumulate",
+        accumulation__updater="AccumulatingUpdater",
+        at_setup="AtSetup HalvedBatches",
+        checkpointing__regions="checkpoint checkpoint_sequential checkpointed",
+        chunking__capped="workspace",
+        current_device="device",
+        demo_workload="BYTES_PER_NODE Workload run_cuda run_software run_virtual",
+        distillation__distilling_loss="DistillingLoss",
+        distillation__distilling_updater="DistillingUpdater",
+        dry_training="DryTraining",
+        gcn="GCN Adjacency GraphConvolution sparse_matmul",
+        layers__slimmed="slimmer",
+        layers__tying="tie",
+        lookahead__prefetch="LookaheadPrefetch",
+        memory_report="MemoryReport",
+        offload__offload="Offload",
+        parallel__parallel_gcn="ParallelGCN ParallelGraphConvolution",
+        parallel__parallel_graph="ParallelGraph",
+        parallel__sharding="sharded",
+        parameter_updates="chunked_updates CHUNKED_RULES",
+        precision__half_precision="half_precision",
+        precision__saved_in="saved_in",
+        quantization__aware="quantization_aware",
+        quantization__quantized_file="load_quantized save_quantized",
+        quantization__quantizing="quantize",
+        recompute__recompute="Recompute",
+        resume__loop_snapshots="resume_run save_run",
+        resume__snapshot_extension="Snapshot",
+        tap="POINTS Subscriber subscribe unsubscribe",
+    )
 
 __all__ = [
     "GCN",
@@ -129,26 +177,7 @@ __all__ = [
     "workspace",
 ]
 
-if TYPE_CHECKING:
-    from umem.chainer.at_setup import AtSetup, HalvedBatches
-    from umem.chainer.demo_workload import (
-        BYTES_PER_NODE,
-        Workload,
-        run_cuda,
-        run_software,
-        run_virtual,
-    )
-    from umem.chainer.dry_training import DryTraining
-    from umem.chainer.parameter_updates import CHUNKED_RULES
-    from umem.chainer.tap import POINTS, Subscriber, subscribe, unsubscribe
-else:
-    from umem._common.faces import face
 
-    _, __getattr__ = face(
-        __name__,
-        at_setup="AtSetup HalvedBatches",
-        demo_workload="BYTES_PER_NODE Workload run_cuda run_software run_virtual",
-        dry_training="DryTraining",
-        parameter_updates="CHUNKED_RULES",
-        tap="POINTS Subscriber subscribe unsubscribe",
-    )
+def __dir__() -> list[str]:
+    """Return names, those that are loaded on first use included."""
+    return sorted({*globals(), *__all__})

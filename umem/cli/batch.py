@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 from rich.console import Console
 
 from umem.choosing import BatchSearch, DryProgram, TriedSize, largest_batch
+from umem.cli.run_recompute import RecomputeOptions
 from umem.cli.script_options import NOTHING_FITS, of_a_script, print_search
 from umem.errors import SizeError
 from umem.reports import Column
@@ -23,8 +25,12 @@ from umem.units import format_bytes, format_seconds
     "as --batch.",
 )
 @click.option("--maximum", type=click.IntRange(1), metavar="N", help="Try no batch larger than N.")
+@click.option("--recompute", metavar="BUDGET", help="Recompute tensors, as in umem run.")
+@click.option("--workspace", metavar="SIZE", help="Limit the workspace, as in umem run.")
 @of_a_script
-def command(program: DryProgram, as_json: bool, argument: str, maximum: int | None) -> None:
+def command(
+    program: DryProgram, as_json: bool, argument: str, maximum: int | None, **saving: str | None
+) -> None:
     """Find the largest batch with which a program fits a GPU.
 
     SCRIPT runs unchanged on the software GPU, without its arithmetic, once for each size. The
@@ -41,6 +47,11 @@ def command(program: DryProgram, as_json: bool, argument: str, maximum: int | No
         # Its first argument is the batch; try at most 512
         umem batch --gpu v100-16gb --argument 1 --maximum 512 train.py 32
     """
+    RecomputeOptions(
+        saving["recompute"], saving["workspace"]
+    )  # so that bad values are refused before SCRIPT runs
+    given = [part for name, value in saving.items() if value for part in (f"--{name}", value)]
+    program = replace(program, options=(*program.options, *given))
     with Console(stderr=True).status("Running SCRIPT dry (Ctrl-C stops)") as status:
 
         def on_tried(one: TriedSize) -> None:

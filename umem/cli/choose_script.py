@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -17,10 +18,13 @@ from umem.choosing import (
     TriedTechnique,
     choose_for,
 )
-from umem.cli.files_and_sizes import print_result
+from umem.cli.files_and_sizes import print_result, say
 from umem.reports import Column, code_lines, table, wrapped
 from umem.units import format_bytes, format_seconds
 
+LONG = 5.0
+"""Seconds of a first dry run from which on the wait is announced, also where a log is written. A
+choice that no measurement supports."""
 ENDLESS = 10_000
 """A width that any table has room in."""
 
@@ -40,11 +44,19 @@ def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> 
     """Try techniques, and show how far that is on a terminal."""
     count = 0
     name = command_line(*program.argv())
-    with Console(stderr=True).status(f"Running {name} dry (Ctrl-C stops)") as status:
+    console, begun = Console(stderr=True), time.perf_counter()
+    with console.status(f"Running {name} dry (Ctrl-C stops)") as status:
 
         def on_tried(technique: str) -> None:
             nonlocal count
             count += 1
+            took = time.perf_counter() - begun
+            if count == 1 and took > LONG:
+                say(
+                    f"umem: the first dry run took {took:.0f} s; up to {len(techniques) - 1} "
+                    "techniques follow, two at a time",
+                    err=True,
+                )
             status.update(f"Running {name} dry: {count} of {len(techniques)}, {technique}")
 
         return choose_for(program, on_tried, techniques=techniques)

@@ -93,3 +93,5 @@ def lines(fits: Mapping[str, bool | None]) -> Iterator[str]:
         names = [name for name, each in fits.items() if each is answer]
         if names:
             yield f"  {text:<13} {', '.join(names)}"
+            if answer is None:
+                yield f"{'':16}To try one: umem run --dry {names[0]}"

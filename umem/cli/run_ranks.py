@@ -91,10 +91,16 @@ def umem_run(*arguments: str) -> list[str]:
 
 def given_arguments(context: click.Context, without: Collection[str]) -> list[str]:
     """Return the command's options as given, but for some, and its script with its arguments."""
+    script = str(context.params["script"]), *context.params["arguments"]
+    return [*given_options(context, without), "--", *script]
+
+
+def given_options(context: click.Context, without: Collection[str] = ()) -> list[str]:
+    """Return the command's options as given, but for some."""
     arguments = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if isinstance(option, click.Option) and option.name not in without and value:
             for one in value if isinstance(value, tuple) else [value]:
                 arguments += [option.opts[-1]] if option.is_flag else [option.opts[-1], str(one)]
-    return [*arguments, "--", str(context.params["script"]), *context.params["arguments"]]
+    return arguments

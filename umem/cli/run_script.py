@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from umem._common.printable import command_line, short
+from umem.cli.run_ranks import given_options
 from umem.compat import lent_script, package_in_need
 from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
 from umem.launch import this_rank
@@ -291,10 +292,12 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
         )
     if package := next(filter(None, map(package_in_need, causes)), None):
         who = "the script" if package == "__main__" else package
+        context = click.get_current_context(silent=True)
+        given = [] if context is None else given_options(context)
         return (
             f"umem: {who} uses names that NumPy or setuptools has removed. To give them to {who} "
             "alone, add an option:\n"
-            f"  umem run --old-numpy {package} {command_line(*argv)}"
+            f"  umem run --old-numpy {package} {command_line(*given, *argv)}"
         )
     return None
 

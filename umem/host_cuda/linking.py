@@ -294,7 +294,7 @@ class StandIns:
         self._redirected = redirected or {}
         self._callbacks: list[Any] = []
         wanted: dict[str, set[str]] = defaultdict(set)
-        for line in symbols("--undefined-only", *modules):
+        for line in symbols(tools, "--undefined-only", *modules):
             name, _, version = line.split()[-1].partition("@")
             unversioned = [
                 lib for start, lib in _WITHOUT_VERSIONS.items() if name.startswith(start)
@@ -387,18 +387,26 @@ def hide_from_numba() -> None:
         config.DISABLE_CUDA = 1
 
 
-def symbols(which: str, *paths: Path) -> list[str]:
-    """List a library's imported or exported symbols, using ``nm`` with an option; one line each.
+def symbols(tools: Toolchain, which: str, *paths: Path) -> list[str]:
+    """List libraries' imported or exported symbols, using ``nm`` with an option; one line each.
+
+    They are kept until a library has another size or time.
 
     Raises:
         MissingDependencyError: no ``nm``, which comes with the compiler.
     """
-    nm = shutil.which("nm")
-    if nm is None:
-        raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
-    command = [nm, "-D", which, *map(str, paths)]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if len(line.split()) > 1]  # no names of files
+    stats = [path.stat() for path in paths]
+    files = [(str(p), s.st_size, s.st_mtime_ns) for p, s in zip(paths, stats, strict=True)]
+
+    def listed() -> str:
+        nm = shutil.which("nm")
+        if nm is None:
+            raise MissingDependencyError("the software GPU needs nm, of binutils: install g++")
+        command = [nm, "-D", which, *map(str, paths)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    lines = tools.remembered(f"nm {which} {files}", listed).splitlines()
+    return [line for line in lines if len(line.split()) > 1]  # no names of files
 
 
 def _load(

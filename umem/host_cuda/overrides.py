@@ -45,7 +45,7 @@ class Overrides:
             for name, versions in functions.items()
             for letters in versions
         }
-        listed = [line.split() for line in symbols("--defined-only", module)]
+        listed = [line.split() for line in symbols(tools, "--defined-only", module)]
         own = {name for _, how, name in listed if how == "T"}
         other = {name for name in own if re.fullmatch(kind, name)} - known.keys()
         other |= functions.keys() - {known[name][0] for name in own & known.keys()}

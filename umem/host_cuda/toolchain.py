@@ -204,6 +204,13 @@ class Toolchain:
             self._write(text, path)
         return path
 
+    def remembered(self, key: str, make: Callable[[], str]) -> str:
+        """Return a text that is made once, and kept in the cache's folder under a key."""
+        path = self.folder / f"{_digest(key)[:32]}.map"
+        if not path.exists():
+            self._write(make(), path)
+        return path.read_text()
+
     def _write(self, text: str, path: Path) -> None:
         number, name = tempfile.mkstemp(suffix=path.suffix, dir=path.parent)
         try:
