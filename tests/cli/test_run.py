@@ -318,9 +318,11 @@ def test_paging_is_reported_also_of_a_script_that_sets_allocators(run: Run) -> N
 def test_a_report_without_a_device_says_so(run: Run) -> None:
     if cuda_reason() is None:
         pytest.skip("there is a CUDA device")
-    result = run("", "--report")
+    result = run("x = b'1' * (256 << 20)", "--report")
     assert result.returncode == 0
     assert "no CUDA device" in result.stderr
+    host, most, unit, *_ = result.stderr.splitlines()[-1].split()
+    assert (host, unit) == ("host", "MiB") and 256 < float(most) < 1024
 
 
 @pytest.mark.thorough

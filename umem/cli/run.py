@@ -30,7 +30,7 @@ from umem.host_cuda import MOST_DEVICES, VARIABLE
 from umem.launch import local_count
 from umem.memory import MEMORY_VARIABLES, mode_of_environment
 from umem.trace.recording import Keeper, Steps
-from umem.units import format_bytes, format_seconds
+from umem.units import KIB, format_bytes, format_seconds
 
 
 class _RunCommand(OptionsByWish):
@@ -418,6 +418,10 @@ def _report(process: int) -> None:
 
         device = current_device()
     except UmemError:
+        import resource  # Unix alone
+
+        most = KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, by getrusage(2)
+        click.echo(f"{'host':<14}{format_bytes(most)} at most, of this process", err=True)
         return
     figures = device.figures
     if figures is not None and figures.seconds is not None:
