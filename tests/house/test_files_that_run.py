@@ -54,10 +54,11 @@ def files_until_dropped(*, planned: bool) -> set[str]:
                 raise Dropped
 
     step()
+    make = umem.chainer.Recompute  # loads what is loaded on first use
     sys.setprofile(hook)
     try:
         with pytest.raises(Dropped):
-            memory = umem.chainer.Recompute("60%")
+            memory = make("60%")
             with memory:
                 for _ in range(6):
                     step()

@@ -48,6 +48,7 @@ def tried(program: DryProgram, techniques: Sequence[Technique] = TECHNIQUES) -> 
     with console.status(f"Running {name} dry (Ctrl-C stops)") as status:
 
         def on_tried(technique: str) -> None:
+            """Count a technique; after the first, tell of a long wait."""
             nonlocal count
             count += 1
             took = time.perf_counter() - begun

@@ -123,7 +123,7 @@ def test_a_large_call_says_dry_what_it_says_with_arithmetic(tmp_path: Path) -> N
     assert not differences(rows, recorded)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_call_says_dry_what_it_says_with_arithmetic(kernel_cache: Path) -> None:
     _, recorded = read(RECORDED.read_text("utf-8").splitlines())
     versions, rows = called("dry", kernel_cache, "0", "both")
