@@ -82,7 +82,7 @@ FIGURES = [
         r"in (\S+) to (\S+) of managed memory's",
     ),
     ("{:.0%} to {:.0%} of the VRAM", r"9 networks train in (\S+) to (\S+) of the VRAM"),
-    ("{:.2f} times the time at the median", r"of its time \((\S+) at the median\), and 72 of"),
+    ("{:.2f} times the time at the median", r"of its time \((\S+) at the median\), and 84 of"),
     ("{:.2f} to {:.2f} times the time", r"at (\S+) to (\S+) of its time by the clock \("),
     ("{:.2f} bytes an element", r"Adam8bit keeps (\S+) bytes an element"),
     ("{:.2f} to {:.2f} of Adam's time", r"an element and takes (\S+) to (\S+) with Numba"),

@@ -114,7 +114,7 @@ TECHNIQUES = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_language_model_learns_the_same_with_every_technique(tmp_path: Path) -> None:
     losses = {}
     for name, flags in TECHNIQUES.items():
