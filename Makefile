@@ -51,7 +51,7 @@ test-kernels: setup-test
 	fi
 	export OPENBLAS_CORETYPE
 	echo "umem: with OPENBLAS_CORETYPE=$$OPENBLAS_CORETYPE"
-	$(PYTEST) -m "not slow and not gpu" $(CASES) -k "bit or bits or exact or exactly" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu and not thorough" -k "bit or bits or exact or exactly" $(ARGS)
 
 # Nothing is set up: a machine with a GPU may have no network, and plugins of its own.
 test-gpu:

@@ -42,7 +42,7 @@ def script(tmp_path: Path) -> Path:
 
 @needs_software_gpu
 @needs_chainer
-@pytest.mark.thorough
+@pytest.mark.slow  # in CI the page how-to/run-within-a-budget does the same
 def test_a_script_runs_for_real_within_what_was_chosen(script: Path, kernel_cache: Path) -> None:
     starts = "import subprocess\nsubprocess.run(['true'], check=True)\n"
     script.write_text(starts + script.read_text())  # the dry part stops there without --programs

@@ -300,7 +300,7 @@ def sent_to_pinned_memory() -> bytes:
         for number in range(4):
             one = tier.send(cp.full(PINNED_COUNT // 4, number, "f4") * 1.5 + turn)
             assert one is not None
-            one.let_go()
+            one.release()
             sent.append(one)
             found.append(cp.zeros(PINNED_COUNT // 4, "f4") - number)  # where it was
         while sent:
@@ -376,7 +376,7 @@ def given_back(waits: bool = True) -> bytes:
             tier = pinned.PinnedTier()
             sent = tier.send(cp.arange(PINNED_COUNT, dtype="f4") * turn)
             assert sent is not None
-            sent.let_go()
+            sent.release()
             tier.close()
             found.append(sent.array())
             del sent, tier
@@ -453,25 +453,25 @@ def wait_on_the_wrong_stream() -> bytes:
     """As `offload`, with the current stream asked for while that is the one that copies."""
     from umem.chainer.saved.tiers.pinned import PinnedSent
 
-    def let_go(self: PinnedSent) -> None:
+    def release(self: PinnedSent) -> None:
         if self._here is not None:
             with self._lane.down:
                 _cupy().cuda.get_current_stream().wait_event(self._last)
             self._here = None
 
-    return _planted("PinnedSent", "let_go", let_go, offload)
+    return _planted("PinnedSent", "release", release, offload)
 
 
 def memory_let_go_too_early() -> bytes:
     """As `sent_to_pinned_memory`, with the memory of an array free before its copy has ended."""
     from umem.chainer.saved.tiers.pinned import PinnedSent
 
-    def let_go(self: PinnedSent) -> None:
+    def release(self: PinnedSent) -> None:
         if self._here is not None and self._last is self._came:
             self._stream.wait_event(self._last)
         self._here = None
 
-    return _planted("PinnedSent", "let_go", let_go, sent_to_pinned_memory)
+    return _planted("PinnedSent", "release", release, sent_to_pinned_memory)
 
 
 def memory_still_in_use() -> bytes:

@@ -412,7 +412,7 @@ for count in (0, 40):
     sent = tier.send(x)
     for _ in range(count):
         y *= 2
-    sent.let_go()
+    sent.release()
     y *= 2
     figures, way = gpu.figures, x.nbytes / gpu.spec.host_out_bandwidth
     print(figures.sent_bytes == x.nbytes, round(figures.stall_seconds / way, 1))

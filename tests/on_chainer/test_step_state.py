@@ -48,7 +48,7 @@ def test_a_graph_that_nothing_else_has_is_not_kept_but_its_values_are() -> None:
     model(X, cut=True)
     assert graph() is None
     for _ in range(2):  # as often as it is put back
-        state.put_back()
+        state.restore()
         assert model.h.creator_node is None and np.array_equal(model.h.array, values)
         model.h = None
 
@@ -58,7 +58,7 @@ def test_a_graph_that_the_new_one_goes_on_from_is_put_back() -> None:
     model(X)
     state, node = StepState(model, holds_graphs=False), weakref.ref(model.h.node)
     model(X)
-    state.put_back()
+    state.restore()
     assert model.h.node is node() and model.h.creator_node is not None
 
 
@@ -67,7 +67,7 @@ def test_graphs_are_held_where_that_is_asked_for() -> None:
     model(X)
     state, h = StepState(model), model.h
     model.h = None
-    state.put_back()
+    state.restore()
     assert model.h is h
 
 

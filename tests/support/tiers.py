@@ -22,7 +22,7 @@ class MemorySent:
     def is_gone(self) -> bool:
         return self._array is None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._array = None
 
     def fetch(self) -> None:

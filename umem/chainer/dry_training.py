@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy
 from chainer.training import extensions as chainers
 
-from umem.chainer.tap import Proceed, Subscriber, is_told, subscribe, unsubscribe
+from umem.chainer.tap import Proceed, Subscriber, is_subscribed, subscribe, unsubscribe
 from umem.errors import is_cupys_out_of_memory
 
 EVALUATED_BATCHES = 2
@@ -84,7 +84,7 @@ class DryTraining(Subscriber):
         if method.target is not None and method.target.xp is numpy:
             self._run.end_if_untouched()
         proceed(method, *args, **kwargs)
-        if is_told("PassRunner"):
+        if is_subscribed("PassRunner"):
             self._run.wait_for(_PLANNED_STEPS)
         self._run.after_update()
         if not self._is_in_trainer:

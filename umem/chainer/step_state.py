@@ -73,13 +73,13 @@ class StepState:
         kept = dict if holds_graphs else _without_graphs
         self._links = [(link, kept(vars(link)), _persistent(link)) for link in model.links()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the random generators, and the links' attributes and running statistics.
 
         Attributes that were added since are removed. Other in-place changes are not undone:
         parameters' arrays and gradients stay as they are.
         """
-        self.put_back_random()
+        self.restore_random()
         # All variables first: a new attribute may hold the graph of an old one.
         links = [(link, _with_variables(kept), arrays) for link, kept, arrays in self._links]
         for link, attributes, arrays in links:
@@ -93,7 +93,7 @@ class StepState:
         is_same = all(np.array_equal(now["state"][n], x) for n, x in self._numpy["state"].items())
         return not is_same or random.getstate() != self._python
 
-    def put_back_random(self) -> None:
+    def restore_random(self) -> None:
         """Restore NumPy's global generator and Python's."""
         np.random.set_state(self._numpy)
         random.setstate(self._python)

@@ -248,11 +248,11 @@ class _Patch:
         self.function = self._replacement()
 
     def _replacement(self) -> Callable[..., Any]:
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
             return self.around(*args, **kwargs)
 
-        told.__name__ = self.point.name
-        return told
+        replacement.__name__ = self.point.name
+        return replacement
 
     def put(self) -> None:
         """Install the replacement."""
@@ -346,12 +346,12 @@ class SharedSubscriber(Subscriber):
             subscribe(self)
 
 
-def is_told(name: str) -> bool:
+def is_subscribed(name: str) -> bool:
     """Tell whether a subscriber of a class of this name is active."""
-    return bool(told(name))
+    return bool(subscribers_named(name))
 
 
-def told(name: str) -> list[Subscriber]:
+def subscribers_named(name: str) -> list[Subscriber]:
     """List the active subscribers of a class of this name."""
     return [one for one in [*_subscribers] if type(one).__name__ == name]
 

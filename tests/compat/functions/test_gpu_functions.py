@@ -101,10 +101,10 @@ def assert_agrees(got: list[np.ndarray], expected: list[np.ndarray], tolerance: 
 
 
 def of(cases: dict[str, Any]) -> list[Any]:
-    """Return cases: all in single precision, in half precision each third, and others if slow."""
+    """Return cases: all in single precision, in half precision each ninth, and others if slow."""
     return [
         pytest.param(
-            name, dtype, marks=[pytest.mark.slow] * (dtype == "float16" and number % 3 > 0)
+            name, dtype, marks=[pytest.mark.slow] * (dtype == "float16" and number % 9 > 0)
         )
         for number, (name, case) in enumerate(cases.items())
         for dtype in DTYPES

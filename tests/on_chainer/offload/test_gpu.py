@@ -85,7 +85,7 @@ class TestPinnedMemory(OnGpu):
             before = cupy.asnumpy(array)
             sent = sent_of(tier, array)
             del array
-            sent.let_go()
+            sent.release()
             found = sent.array()
             assert (found.shape, found.strides, found.dtype) == (shape, strides, dtype)
             np.testing.assert_array_equal(cupy.asnumpy(found), before)
@@ -105,7 +105,7 @@ class TestPinnedMemory(OnGpu):
         pool = cupy.get_default_memory_pool()
         gc.collect()
         before = pool.used_bytes()
-        sent.let_go()
+        sent.release()
         assert sent.is_gone() and pool.used_bytes() == before - MIB
 
     def test_what_was_not_let_go_is_the_array_itself(self, tier, cupy):
@@ -128,7 +128,7 @@ class TestPinnedMemory(OnGpu):
         for _ in range(3):
             sent = [sent_of(tier, cupy.full(MIB, number, "i1")) for number in range(9)]
             for one in sent:
-                one.let_go()
+                one.release()
             assert [int(one.array()[-1]) for one in sent] == list(range(9))
             for one in sent:
                 one.forget()
@@ -183,7 +183,7 @@ class TestPinnedMemory(OnGpu):
     def test_what_is_dropped_in_the_middle_of_its_copies_does_no_harm(self, tier, cupy):
         for turn in range(8):
             sent = sent_of(tier, cupy.full(MIB, turn, "i1"))
-            sent.let_go()
+            sent.release()
             sent.fetch()
             del sent
             new = cupy.full(MIB, 50 + turn, "i1")
@@ -191,7 +191,7 @@ class TestPinnedMemory(OnGpu):
 
     def test_nothing_is_sent_and_nothing_comes_back_during_a_capture(self, tier, cupy):
         before = sent_of(tier, cupy.ones(MIB, "i1"))
-        before.let_go()
+        before.release()
         x = cupy.zeros(MIB, "i1")
         stream = cupy.cuda.Stream(non_blocking=True)
         x += 1
@@ -243,12 +243,12 @@ class TestPinnedMemory(OnGpu):
         monkeypatch.setattr(cupy.cuda, "Event", Event)
         with cupy.cuda.Stream.ptds:
             one, other = (sent_of(tier, cupy.full(MIB, 7, "i1")) for _ in range(2))
-            one.let_go()
+            one.release()
             assert not waits
 
         def work():
             with cupy.cuda.Stream.ptds:
-                other.let_go()
+                other.release()
                 back = one.array()
                 waits.append(int(back.sum()) // MIB)
 
@@ -259,7 +259,7 @@ class TestPinnedMemory(OnGpu):
 
     def test_a_forked_process_is_told_and_waits_for_nothing(self, tier, cupy):
         kept, gone = (sent_of(tier, cupy.ones(MIB, "i1")) for _ in range(2))
-        gone.let_go()
+        gone.release()
         other = cupy.ones(MIB, "i1")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # threads and fork
@@ -269,7 +269,7 @@ class TestPinnedMemory(OnGpu):
             try:
                 assert tier.send(other) is None
                 assert not kept.is_gone()
-                kept.let_go()
+                kept.release()
                 for sent in (kept, gone):
                     with pytest.raises(StateError, match="before this process was forked"):
                         sent.array()
@@ -284,7 +284,7 @@ class TestPinnedMemory(OnGpu):
     def test_closing_leaves_what_was_sent_to_whoever_holds_it(self, cupy):
         tier = pinned.PinnedTier()
         sent = sent_of(tier, cupy.arange(MIB // 4, dtype="f4"))
-        sent.let_go()
+        sent.release()
         tier.close()
         tier.close()
         assert float(sent.array()[-1]) == MIB // 4 - 1

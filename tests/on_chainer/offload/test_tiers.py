@@ -46,7 +46,7 @@ def test_what_was_sent_comes_back_as_it_was() -> None:
             sent = tier.send(array)
             assert sent is not None and sent.nbytes == array.nbytes
             del array
-            sent.let_go()
+            sent.release()
             found = sent.array()
             assert type(found) is kind and bits(found) == before
             assert (found.shape, found.strides) == (shape, strides)
@@ -63,7 +63,7 @@ def test_the_model_has_the_room_back_and_the_bytes_on_their_way() -> None:
             one = tier.send(array)
             assert one is not None
             del array
-            one.let_go()
+            one.release()
             sent.append(one)
         figures = gpu.figures
         assert figures.sent_bytes == 24 * MIB and figures.fetched_bytes == 0
@@ -101,7 +101,7 @@ def test_recorders_hear_the_array_come_again_as_what_it_was() -> None:
         sent = SimulatedTier().send(array)
         assert sent is not None
         del array
-        sent.let_go()
+        sent.release()
         found = sent.array()
         gpu.xp.sqrt(found)
     events = recorder.trace.events
@@ -122,7 +122,7 @@ def test_an_array_for_which_there_is_no_room_still_lies_below() -> None:
         sent = SimulatedTier().send(array)
         assert sent is not None
         del array
-        sent.let_go()
+        sent.release()
         full = gpu.xp.zeros(9 * MIB, "i1")
         with pytest.raises(OutOfMemoryError):
             sent.fetch()

@@ -314,7 +314,7 @@ def test_a_forked_process_never_waits_for_a_write_of_its_parents(
     writer, tier = Writer(monkeypatch), file_tier.FileTier(folder)
     before = tier.send(np.arange(1000.0))
     assert before is not None
-    before.let_go()
+    before.release()
     writer.block()
     sent, other = tier.send(np.ones(1000)), tier.send(np.zeros(1000))
     assert sent is not None and other is not None
@@ -323,7 +323,7 @@ def test_a_forked_process_never_waits_for_a_write_of_its_parents(
     def is_free() -> bool:
         nonlocal other
         assert not sent.is_gone() and not before.is_gone()
-        sent.let_go()
+        sent.release()
         assert sent.array().min() == 1  # it was not let go
         with pytest.raises(StateError, match="before this process was forked"):
             before.array()
@@ -334,7 +334,7 @@ def test_a_forked_process_never_waits_for_a_write_of_its_parents(
 
     assert in_child(is_free)
     writer.may_end.set()
-    sent.let_go()
+    sent.release()
     assert np.array_equal(sent.array(), np.ones(1000))
     assert np.array_equal(before.array(), np.arange(1000.0))
     tier.close()
@@ -347,7 +347,7 @@ def test_a_fork_during_a_write_leaves_both_processes_exact(
 ) -> None:
     """It comes as the program is about to wait for the write: the child must not."""
     training, writer = Training(), Writer(monkeypatch)
-    let_go, children = file_tier.SentToFile.let_go, list[int]()
+    release, children = file_tier.SentToFile.release, list[int]()
 
     def fork(sent: Any) -> None:
         if not writer.may_end.is_set() and not children:
@@ -355,10 +355,10 @@ def test_a_fork_during_a_write_leaves_both_processes_exact(
             children.append(fork_with_time_limit())
             if children[0]:
                 writer.may_end.set()
-        let_go(sent)
+        release(sent)
 
     monkeypatch.setattr(mover, "IN_FLIGHT_BYTES", 0)
-    monkeypatch.setattr(file_tier.SentToFile, "let_go", fork)
+    monkeypatch.setattr(file_tier.SentToFile, "release", fork)
     with block(folder):
         for _ in range(PASSES):
             assert training.is_exact()

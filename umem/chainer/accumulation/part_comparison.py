@@ -23,7 +23,7 @@ from umem.chainer.accumulation.part_reports import PartReports
 from umem.chainer.accumulation.splitting import Batch, ChosenSamples
 from umem.chainer.accumulation.whole_gradient import WholeGradient
 from umem.chainer.step_state import StepState
-from umem.chainer.tap import is_told
+from umem.chainer.tap import is_subscribed
 from umem.devices import is_dry
 from umem.errors import AccumulationError, AccumulationWarning, warn_at_program
 
@@ -153,7 +153,7 @@ class PartComparison:
             for parameter, gradient, scale in gradients:
                 # Chainer's private: the scale in a gradient, which an update divides by.
                 parameter.grad, parameter._loss_scale = gradient, scale
-            after.put_back()
+            after.restore()
             self._gradient.uninitialize(made)
 
     def _compare_numbers(self, one: Compared) -> None:
@@ -162,7 +162,7 @@ class PartComparison:
         Raises:
             AccumulationError: they depend on it.
         """
-        one.state.put_back()
+        one.state.restore()
         size = 1 if len(one.parts[0]) > 1 else 2
         with self._gradient.listening(), self._gradient.compared():
             (found,) = self._gradient.forward_facts(one.lossfun, one.batch, [slice(0, size)])
@@ -263,7 +263,7 @@ class PartComparison:
         self, one: Compared, samples: Batch, sizes: Sequence[int]
     ) -> tuple[list[Any], list[PartFacts]]:
         """Run some samples in parts; returns their gradients, and the facts of each part."""
-        one.state.put_back()
+        one.state.restore()
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow here is not finite
             facts = self._gradient.gradient_in_parts(one.lossfun, samples, sizes, one.loss_scale)
         found = [p.grad for p in self._model.params()]
@@ -404,7 +404,7 @@ def _of_other_weights(batch: Batch, weight: Any) -> Iterator[list[int]]:
 def _allowed(gradients: Sequence[Any], facts: PartFacts) -> float:
     coarsest = max(_coarsest(gradients), facts.rounding)
     kind = "float64" if coarsest < 1e-15 else "float32"
-    least = SAVED_APART if is_told("SavedIn") else MOST_APART[kind]
+    least = SAVED_APART if is_subscribed("SavedIn") else MOST_APART[kind]
     return max(least, ROUNDINGS * coarsest if coarsest > 1e-5 else 0.0)
 
 

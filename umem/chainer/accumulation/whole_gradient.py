@@ -128,7 +128,7 @@ class WholeGradient(Subscriber):
 
     def _again(self, state: StepState, made: int) -> None:
         """Restore the state, to run the parts once more."""
-        state.put_back()
+        state.restore()
         self.uninitialize(made)
 
     def uninitialize(self, first: int = 0) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from umem.chainer.accumulation.accumulating import refuse_inside_of_group
 from umem.chainer.agreement import refuse_in_shards
-from umem.chainer.tap import told
+from umem.chainer.tap import subscribers_named
 from umem.errors import StateError
 
 _HOLD_PARAMETERS = {
@@ -41,7 +41,7 @@ def refuse_tie(model: Any, what: str) -> None:
 
 def _optimizers(name: str, model: Any) -> Any:
     own = {id(one) for one in model.params()}
-    for one in told(name):
+    for one in subscribers_named(name):
         optimizer: Any = getattr(one, "optimizer", None)
         if optimizer is not None and optimizer.target is not None:
             if any(id(p) in own for p in optimizer.target.params()):

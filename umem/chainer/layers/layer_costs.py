@@ -50,7 +50,7 @@ def forward_costs(model: Any, layers: dict[str, Any], inputs: Sequence[Any]) -> 
                 result = model(*inputs)
             events = recorder.trace.events
     finally:
-        state.put_back()
+        state.restore()
     costs = ForwardCosts(_operations(events), tuple(_described(result)))
     for path, start, stop in hook.found:
         costs.calls[path] += 1

@@ -198,13 +198,13 @@ class Mover(Subscriber):
         self._going_bytes -= buffer.nbytes
         if buffer.sent is not sent:  # it was read in between, and may have been edited
             return
-        sent.let_go()
+        sent.release()
         if not buffer.is_wanted() or not sent.is_gone():
             buffer.forget()
         elif buffer.pin_count or not buffer.is_alone():
             self._send_again_later(buffer)
         else:
-            buffer.let_go()
+            buffer.release()
 
     def _send_again_later(self, buffer: Buffer) -> None:
         """Discard the copy of a buffer that others may edit, and queue it to be sent again."""
@@ -306,7 +306,7 @@ class Mover(Subscriber):
                 self._queue(buffer, self._older)
             return
         if buffer.is_alone(but=func):
-            buffer.let_go(keep=current.needs_next(buffer))
+            buffer.release(keep=current.needs_next(buffer))
         else:
             self._send_again_later(buffer)
 

@@ -11,7 +11,7 @@ import numpy as np
 from umem.chainer.offload.mover import Mover
 from umem.chainer.saved.tiers.tier import Tier
 from umem.chainer.saved.tiers.tiers import Where, only_numpy_moves, open_tier
-from umem.chainer.tap import is_told
+from umem.chainer.tap import is_subscribed
 from umem.errors import StateError
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -96,7 +96,7 @@ class Offload:
         """Raise StateError inside of another Offload or of a Recompute."""
         if _on:
             raise StateError("an Offload is on already: leave that one first")
-        if is_told("PassRunner"):
+        if is_subscribed("PassRunner"):
             raise StateError(
                 "a Recompute is on, which plans keeping, recomputing and offloading together: use "
                 'Recompute(budget, offload="scratch") instead of an Offload inside it'

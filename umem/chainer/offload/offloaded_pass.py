@@ -85,7 +85,7 @@ class OffloadedPass:
             for buffer in step:
                 if buffer.is_below and buffer.sent and not issubclass(buffer.kind, np.ndarray):
                     buffer.drop_kept()
-                    buffer.sent.let_go()
+                    buffer.sent.release()
                     self._has_room = False
 
     def needs_next(self, buffer: Buffer) -> bool:

@@ -66,7 +66,7 @@ class Offloaded:
     def release(self) -> None:
         """Release the arrays' memory here, once the copy on the target is complete."""
         for one in self._sent:
-            one.let_go()
+            one.release()
 
     def fetch(self) -> None:
         """Begin to fetch the arrays."""

@@ -21,7 +21,7 @@ from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.runner import PassRunner
 from umem.chainer.recompute.seen import Budget, Carried, SeenGraph, Target, cap_advice
 from umem.chainer.recompute.training import Training
-from umem.chainer.tap import is_told
+from umem.chainer.tap import is_subscribed
 from umem.errors import StateError
 from umem.planner import Method, PoolGaps, ScheduleUsage, actions, usage
 from umem.units import RelativeSize, format_bytes, parse_size
@@ -102,7 +102,7 @@ class Recompute:
             raise StateError("this Recompute is entered already")
         if _on:
             raise StateError("a Recompute is on already; one step has one budget")
-        if is_told("Mover"):
+        if is_subscribed("Mover"):
             raise StateError("an Offload is on: Recompute(budget, offload=...) replaces it")
         _on.append(self)
         try:

@@ -311,7 +311,7 @@ class Call:
                 setattr(func, name, value)
         if packed:
             self.pack()
-        self.put_back(func, outputs)
+        self.restore_outputs(func, outputs)
         self.stash.came_back()
         return outputs
 
@@ -320,7 +320,7 @@ class Call:
             return self.reads.find(source.array, self.label)
         return source.call.value(source.output)
 
-    def put_back(self, func: Any, outputs: tuple[Any, ...]) -> None:
+    def restore_outputs(self, func: Any, outputs: tuple[Any, ...]) -> None:
         """Restore outputs here and in the graph.
 
         Raises:
@@ -438,12 +438,12 @@ class Call:
         missing = self._missing()
         if not self.is_offloaded:
             return False
-        if not missing:
-            self.put_back(self.func, tuple(self._outputs()))  # held by variables of the program
+        if not missing:  # variables of the program hold them
+            self.restore_outputs(self.func, tuple(self._outputs()))
         for what in missing:
             arrays = self.offloaded[what].arrays()
             if what == "value":
-                self.put_back(self.func, tuple(arrays))
+                self.restore_outputs(self.func, tuple(arrays))
             else:
                 self.stash.restore(self.func, arrays)
         return True

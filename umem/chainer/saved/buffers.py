@@ -116,7 +116,7 @@ class Buffer:
             return True
         return all(is_dense(slot.get()) for slot in self._slots.values())
 
-    def let_go(self, keep: bool = False) -> None:
+    def release(self, keep: bool = False) -> None:
         """Empty the slots, and record the layouts of their arrays: only `sent` has the contents.
 
         Args:
@@ -131,7 +131,7 @@ class Buffer:
         self._kept = root if keep else None
 
     def drop_kept(self) -> None:
-        """Drop the memory that `let_go` kept, if any."""
+        """Drop the memory that `release` kept, if any."""
         self._kept = None
 
     def restore(self) -> Any:

@@ -243,7 +243,7 @@ class SentToFile:
             return False
         return write.done() and not write.cancelled() and write.exception() is None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Wait for the write and drop the array; if the write failed, warn and keep it."""
         if self._array is None or not self._tier.process.is_this():
             return

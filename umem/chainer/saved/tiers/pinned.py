@@ -185,7 +185,7 @@ class PinnedSent:
             return False
         return self._here is None or self._last is self._came or bool(self._gone.done)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop the array; the computing stream waits for its copy before it reuses the memory.
 
         In a capture, which waiting for an outside event would end, the array is kept.
@@ -241,7 +241,7 @@ class PinnedSent:
         if gpu.stream_order(current.ptr) != self._order:
             current.wait_event(self._last)
         found = self._here
-        self.let_go()
+        self.release()
         return found
 
     def forget(self) -> None:
@@ -260,7 +260,7 @@ class PinnedSent:
 
         Returns whether it succeeded: not while another thread captures the computing stream.
         """
-        self.let_go()
+        self.release()
         if self._here is not None:
             return False
         self._lane.down.wait_event(self._last)

@@ -67,7 +67,7 @@ class SimulatedSent:
         """Tell whether the simulated transfer is over at the host's simulated time."""
         return self._here is None or bool(self._device.is_sent(self._here))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop the array; the virtual GPU waits if its transfer is not over."""
         self._here = None
 

@@ -45,9 +45,9 @@ class Sent(Protocol):
     nbytes: int
 
     def is_gone(self) -> bool:
-        """Tell whether the copy in the target is complete, so that `let_go` need not wait."""
+        """Tell whether the copy in the target is complete, so that `release` need not wait."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Wait until the copy in the target is complete, and drop the array.
 
         On a GPU the computing stream waits, never the host.
@@ -83,7 +83,7 @@ class Tier(Protocol):
     def send(self, array: Any) -> Sent | None:
         """Begin to copy an array, which owns dense memory in any order of its axes, to the target.
 
-        None if the target has no room. Otherwise the array must not change until `let_go`.
+        None if the target has no room. Otherwise the array must not change until `release`.
         """
 
     def close(self) -> None:

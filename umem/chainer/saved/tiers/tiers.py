@@ -103,7 +103,7 @@ def _measured(tier: Tier, xp: Any) -> tuple[float, float]:
     sent = tier.send(sample)
     if sent is None:
         return 0.0, 0.0
-    sent.let_go()
+    sent.release()
     if not sent.is_gone():
         return 0.0, 0.0
     _wait(xp)
