@@ -55,8 +55,8 @@ def test_a_program_out_of_memory_says_who_holds_it(tmp_path: Path) -> None:
 @needs_software_gpu
 def test_pytest_names_the_argument_that_a_kernel_leaves(tmp_path: Path) -> None:
     (tmp_path / "test_copy.py").write_text(KERNEL)
-    done = python("-m", "pytest", "--software-gpu", "t4,checked,force,seed=0", "-p", "no:cacheprovider",
-                  cwd=tmp_path, COLUMNS=200)  # fmt: skip
+    done = python("-m", "pytest", "--software-gpu", "t4,checked,force,seed=0",
+                  "-p", "no:cacheprovider", cwd=tmp_path, COLUMNS=200)  # fmt: skip
     said = " ".join(map(str.strip, output_of("pytest --software-gpu t4,checked")))
     assert said in " ".join(map(str.strip, done.stdout.splitlines()))
 
