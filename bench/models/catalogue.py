@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from models import (
     attention,
@@ -16,7 +17,7 @@ from models import (
     residual,
     unet,
 )
-from models.model import Model
+from models.model import Model, Whole
 
 FAMILIES = (
     residual, chainer_links, densenet, unet, pspnet, generative, recurrent, attention, perceptron,
@@ -30,7 +31,10 @@ MODELS: dict[str, dict[str, Callable[[], Model]]] = {
 def build(name: str, size: str) -> Model:
     """Make a model with fresh parameters, drawn from NumPy's global generator.
 
+    Its loss is called as a link, as the models of programs are.
+
     Raises:
         KeyError: there is no such model, or no such size of it.
     """
-    return MODELS[name][size]()
+    made = MODELS[name][size]()
+    return replace(made, loss=Whole(made.link, made.loss))

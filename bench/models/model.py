@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,22 @@ RATES = {
 def call(function: Callable[..., Any], *variables: Any) -> Any:
     """Call a function: the region of a network that is not checkpointed by hand."""
     return function(*variables)
+
+
+class Whole(chainer.Link):  # type: ignore[misc]
+    """A whole model as programs call it: a link with all the parameters, whose result is a loss."""
+
+    def __init__(self, link: Any, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self._link, self._loss = link, loss
+
+    def params(self, include_uninit: bool = True) -> Iterator[Any]:
+        """Yield the parameters of the model."""
+        yield from self._link.params(include_uninit)
+
+    def forward(self, *inputs: Any, **how: Any) -> Any:
+        """Return the loss."""
+        return self._loss(*inputs, **how)
 
 
 @dataclass(frozen=True)

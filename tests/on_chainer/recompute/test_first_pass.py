@@ -17,7 +17,10 @@ from tests.compat.functions.test_functions import arrays_for, flatten
 from tests.compat.test_shims import chainer
 from umem.chainer.recompute.gradients import plain_order
 from umem.chainer.recompute.graph_store import MANY, Graphs
-from umem.trace.recording import HostMeter
+from umem.chainer.recompute.late_plan import LatePlan
+from umem.chainer.recompute.passes import Pass
+from umem.chainer.recompute.tape import Call
+from umem.trace.recording import HostMeter, root_of
 
 F: Any = chainer.functions
 L: Any = chainer.links
@@ -199,13 +202,13 @@ def test_a_first_plan_may_keep_the_outputs_of_a_branch_that_is_gone(
     def planned(graphs: Any, now: Any) -> Any:
         found = plan_first(graphs, now)
         assert found is not None
-        seen, plan = found
+        seen, plan = found.seen, found.plan
         assert len(seen.facts.dead) == len(layers)
         kept = {
             call: [action for action in actions if action.call not in seen.facts.dead]
             for call, actions in plan.after_forward.items()
         }
-        return seen, replace(plan, after_forward=kept)
+        return LatePlan(seen, replace(plan, after_forward=kept))
 
     def gradients(mode: Any) -> list[Any]:
         np.random.seed(0)
@@ -223,3 +226,85 @@ def test_a_first_plan_may_keep_the_outputs_of_a_branch_that_is_gone(
     monkeypatch.setattr(Graphs, "plan_first", planned)
     found = gradients(umem.chainer.Recompute(budget))
     assert all((one == other).all() for one, other in zip(plain, found, strict=True))
+
+
+class Blocks(chainer.ChainList):
+    """Blocks that read the outputs of all blocks before, or that read views of a sum."""
+
+    def __init__(self, count: int, *, dense: bool) -> None:
+        widths = [32 * (1 + i) if dense else 32 for i in range(count)]
+        super().__init__(*(L.Linear(width, 32) for width in widths))
+        self._dense = dense
+
+    def forward(self, x: Any) -> Any:
+        h = x
+        for layer in self.children():
+            y = F.tanh(layer(h))
+            if self._dense:
+                h = F.concat((h, y))
+            else:
+                h = F.reshape(F.reshape(h + y, (2, -1, 32)), (-1, 32))
+        return F.sum(h * h)
+
+
+def held_bytes(calls: Any) -> int:
+    """Return the bytes of the outputs of calls that are alive; memory counts once."""
+    values = [call.value(i) for call in calls for i in range(call.output_count)]
+    roots = {id(root): root.nbytes for root in map(root_of, (v for v in values if v is not None))}
+    return sum(roots.values())
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_a_plan_at_the_end_of_forward_takes_no_more_than_it_says(
+    dense: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while what it keeps is made again, nor afterwards."""
+    np.random.seed(0)
+    model = Blocks(16, dense=dense)
+    x = np.random.RandomState(0).randn(400, 32).astype("f")
+    learned = umem.chainer.Recompute("min")
+    with learned:
+        for _ in range(4):
+            model.cleargrads()
+            model(x).backward()
+    least, plain = learned.predicted_bytes, learned.graphs[0].problem.plain_bytes
+    assert least is not None
+    room: list[int] = []
+    most: list[int] = []
+    plan_backward, run_here = Pass.plan_backward, Call.run_here
+
+    def planned(now: Any, late: LatePlan) -> None:
+        room.append(late.plan.solution.plan.peak_bytes)
+        with monkeypatch.context() as patch:
+            patch.setattr(Call, "run_here", lambda call, inputs: ran(now, call, inputs))
+            plan_backward(now, late)
+        assert held_bytes(now.calls) <= late._forward_bytes[-1]
+
+    def ran(now: Any, call: Any, inputs: Any) -> Any:
+        outputs = run_here(call, inputs)
+        most.append(held_bytes(now.calls))
+        return outputs
+
+    monkeypatch.setattr(Pass, "plan_backward", planned)
+    with umem.chainer.Recompute(round(least + share * (plain - least))):
+        model.cleargrads()
+        model(x).backward()
+    assert len(room) == 1 and most
+    assert max(most) <= room[0]
+
+
+def test_the_first_pass_knows_the_parameters_of_the_model_that_is_called() -> None:
+    """Its first function reads one of them; all are in the way."""
+    model = Blocks(16, dense=True)
+    model.cleargrads()
+    x = np.zeros((4, 32), "f")
+    with umem.chainer.Recompute(1 << 20) as memory:
+        model(x)
+        found, nbytes = memory._training.graphs.beside()
+        now = memory._training.now
+        assert now is not None
+        room = now.rule._room  # type: ignore[attr-defined]
+    assert {id(array) for array in found} == {id(p.array) for p in model.params()}
+    assert room.parameter_bytes == sum(p.array.nbytes for p in model.params()) and not nbytes
+    assert not chainer._get_link_hooks()

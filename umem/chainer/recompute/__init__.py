@@ -16,6 +16,7 @@ docs/design.md walks through a step, and lists the states of a pass.
     seen.py           is a graph that was seen: its tape, its facts, its plan; `TapeAction`
     graph_store.py    stores these graphs, finds the graph of a pass, and plans it
     observing.py      observes a whole pass: the arrays beside its graph, its peak
+    late_plan.py      brings a pass to the state of a plan that is made at the end of its forward
     gradients.py      sums gradients in the order of a plain backward
     whole_graph.py    runs backward without a plan: restores all arrays first, or refuses
     offloaded.py      is the offload target of a training run, and a call's offloaded arrays

@@ -11,7 +11,8 @@ import chainer
 
 from umem.chainer.function_facts import owner_of, rules_of
 from umem.chainer.parameter_updates import OptimizerFacts, state_bytes
-from umem.chainer.recompute.observing import gradient_bytes, look_beside
+from umem.chainer.recompute.late_plan import LatePlan
+from umem.chainer.recompute.observing import CalledLinks, gradient_bytes, look_beside
 from umem.chainer.recompute.offloaded import OffloadTarget
 from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.seen import Carried, GraphFacts, SeenGraph, Target, carried, tape_of
@@ -63,6 +64,7 @@ class Graphs:
         target: the budget to plan for.
         gaps: the gaps of the GPU's pool, for which a budget in bytes must have room.
         optimizers: the bytes of optimizer state and of the workspace of updates.
+        links: the links that were called before the first update.
         warnings: the warnings that the user was given.
         planned_count: passes that followed a plan from beginning to end.
         followed_seconds: of those passes, except measured ones.
@@ -84,6 +86,7 @@ class Graphs:
         self._wished = False
         self.gaps = PoolGaps()
         self.optimizers = OptimizerFacts()
+        self.links = CalledLinks()
         self.warnings: list[str] = []
         self.planned_count = 0
         self.followed_seconds = self.own_seconds = 0.0
@@ -277,8 +280,12 @@ class Graphs:
                 seen.forget_plan()
 
     def beside(self) -> tuple[list[Any], int]:
-        """Return the arrays of updated parameters, and the bytes of their state and gradients."""
-        found = [p for p in self.optimizers.parameters if p.array is not None]
+        """Return the arrays of updated parameters, and the bytes of their state and gradients.
+
+        Before the first update these are the parameters of the links that were called.
+        """
+        known = self.optimizers.parameters or self.links.parameters
+        found = [p for p in known if p.array is not None]
         nbytes = sum(state_bytes(p.update_rule) + gradient_bytes(p) for p in found)
         return [p.array for p in found], nbytes
 
@@ -362,7 +369,7 @@ class Graphs:
         """True if passes without a plan are planned at the end of their forward."""
         return self._once_seen < MANY
 
-    def plan_first(self, now: Pass) -> tuple[SeenGraph, Carried] | None:
+    def plan_first(self, now: Pass) -> LatePlan | None:
         """Plan the backward of a pass whose forward ran without a plan, for a budget in bytes.
 
         The workspace of a step of backward is unknown before one has run; the step's forward
@@ -370,7 +377,7 @@ class Graphs:
         used; later passes raise.
 
         Returns:
-            The graph with the facts known so far, and its plan; None if a plain step fits, if the
+            The plan, of the graph with the facts known so far; None if a plain step fits, if the
             budget is a share, which has no bytes yet, or if graphs do not repeat.
         """
         seen = self.find(now.signatures)
@@ -397,7 +404,7 @@ class Graphs:
             plan, _ = self._carried(first, quick, moves=False)
         except BudgetError:
             plan, _ = self._carried(first, quick._replace(budget=None), moves=False)
-        return None if plan.fits else (first, plan)
+        return None if plan.fits else LatePlan(first, plan)
 
     def goes_again(self, signatures: Sequence[Signature]) -> None:
         """Stop planning a graph whose backward ran again after an update; it keeps everything."""

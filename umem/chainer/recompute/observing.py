@@ -71,6 +71,44 @@ def _unseen_bytes(array: Any, seen: set[int]) -> int:
     return int(root.nbytes)
 
 
+class CalledLinks(chainer.LinkHook):
+    """Link hook that records the parameters of links, before their first function runs.
+
+    The first functions of a model read few of its parameters, and until an optimizer has updated
+    them nothing else tells that the others are there.
+    """
+
+    name = "umem.chainer.Recompute"
+
+    def __init__(self) -> None:
+        self._found: dict[int, weakref.ref[Any]] = {}
+        self._links: set[int] = set()
+        self._is_on = False
+
+    @property
+    def parameters(self) -> list[Any]:
+        """Return the parameters that are alive."""
+        found = [reference() for reference in self._found.values()]
+        return [parameter for parameter in found if parameter is not None]
+
+    def forward_preprocess(self, args: Any) -> None:
+        """Record the parameters of a link that is called for the first time."""
+        if id(args.link) not in self._links:
+            self._links.add(id(args.link))
+            self._found.update({id(p): weakref.ref(p) for p in args.link.params()})
+
+    def start(self) -> None:
+        """Begin to record the links that the current thread calls."""
+        self._is_on = True
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Stop recording, if it is on."""
+        if self._is_on:
+            self._is_on = False
+            self.__exit__()
+
+
 def gradient_bytes(parameter: Any) -> int:
     """Return the bytes of a parameter's gradient; 0 if it has none."""
     grad = parameter.grad if parameter._grad_valid else None  # reading grad would make it valid

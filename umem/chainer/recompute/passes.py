@@ -17,11 +17,12 @@ from umem.chainer.forward_state import Configurations, ReadArrays
 from umem.chainer.recompute.evict import FROM_EARLIER, Evict, leaves_of, trace
 from umem.chainer.recompute.facts import Before, Observed, observe
 from umem.chainer.recompute.gradients import Contended, GradientSums, contended, plain_order
+from umem.chainer.recompute.late_plan import LatePlan
 from umem.chainer.recompute.observing import gradient_bytes
 from umem.chainer.recompute.pass_policies import ENDED_EARLY, HIGH, FollowPlan, PassPolicy
 from umem.chainer.recompute.pressure import Room
-from umem.chainer.recompute.seen import Carried, Roots, SeenGraph, TapeAction, readers_of
-from umem.chainer.recompute.tape import Call, Leaves, needed_again
+from umem.chainer.recompute.seen import Roots, SeenGraph, TapeAction, readers_of
+from umem.chainer.recompute.tape import Call, Leaves
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import is_cupys_out_of_memory
 from umem.trace.recording import MeteredPools
@@ -363,27 +364,23 @@ class Pass:
         sums = contended(readers_of(self.calls), plain, range(len(self.calls)))
         self._sum_in_order(plain, sums)
 
-    def plan_backward(self, seen: SeenGraph, plan: Carried) -> None:
+    def plan_backward(self, late: LatePlan) -> None:
         """Follow a plan from the end of forward on, in a pass that has dropped arrays by its rule.
 
-        Brings the pass to the state of a planned forward: drops the arrays that the plan does not
-        keep, and recomputes the missing ones that it keeps, in the order of forward.
+        Brings the pass to the state of a planned forward first.
         """
         assert isinstance(self.rule, Evict)
         assert self.plain_order is not None
-        planned = FollowPlan(seen, plan)
-        kept = _kept_after_forward(self.calls, plan)
-        self.carry_out(
-            action for call in self.calls for action in _drop_actions(call) if action not in kept
-        )
-        needed = set(needed_again(call for call in self.calls if _lacks(call, kept)))
+        planned = FollowPlan(late.seen, late.plan)
+        self.carry_out(late.drops(self.calls))
+        needed = late.missing(self.calls)
         for call in self.calls:
             if call in needed:
                 self.retry_after_oom(call.make_again, call.near)
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
         self.rule.follow(planned)
-        self._sum_in_order(self.plain_order, plan.contended)
+        self._sum_in_order(self.plain_order, late.plan.contended)
 
     def _sum_in_order(self, plain: Mapping[int, int], sums: Contended) -> None:
         """Make a backward in another order than Chainer's sum gradients in Chainer's order.
@@ -481,27 +478,3 @@ class Pass:
         self.rule.release()
         if all(call.index in self.popped or not call.has_graph for call in self.calls):
             self.calls = []
-
-
-def _lacks(call: Call, kept: set[TapeAction]) -> bool:
-    """Tell whether a call that has its graph lacks arrays that should be kept."""
-    value, stash = _drop_actions(call)
-    is_missing = call.values is None and value in kept
-    return call.has_graph and (is_missing or (call.stash.is_dropped and stash in kept))
-
-
-def _drop_actions(call: Call) -> tuple[TapeAction, TapeAction]:
-    return TapeAction("drop", call.index), TapeAction("drop_stash", call.index)
-
-
-def _kept_after_forward(calls: Iterable[Call], plan: Carried) -> set[TapeAction]:
-    """Return the drops that a planned forward does not make: of the arrays that it keeps."""
-    calls = list(calls)
-    kept = {action for call in calls for action in _drop_actions(call)}
-    for call in calls:
-        for action in plan.after_forward.get(call.index, ()):
-            if action.drops:
-                kept.discard(action)
-            elif action.kind == "recompute":
-                kept.update(_drop_actions(calls[action.call]))
-    return kept

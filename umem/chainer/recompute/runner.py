@@ -56,9 +56,11 @@ class PassRunner(Subscriber):
         if self._training.offload is not None:
             self._training.offload.start()
         subscribe(self)
+        self._training.graphs.links.start()
 
     def stop(self) -> None:
         """Unsubscribe, and prepare live graphs for a backward outside of the block."""
+        self._training.graphs.links.stop()
         unsubscribe(self)
         self._inside = self._alone = False
         self._training.leave()

@@ -331,6 +331,7 @@ class Training:
 
     def update(self, run: Callable[[], None], parameter: Any) -> None:
         """Update a parameter; record the optimizer's bytes unless a pass is being measured."""
+        self.graphs.links.stop()
         if self.peaks.what is None:
             self.graphs.optimizers.update(run, parameter)
         else:  # within a measured pass, whose peak it would reset
@@ -425,7 +426,7 @@ class Training:
             self.graphs.learn(now)
             first = self.graphs.plan_first(now) if now.integrity == "intact" else None
             if first is not None:
-                now.plan_backward(*first)
+                now.plan_backward(first)
 
     def _other_backward(
         self, now: Pass, follows: SeenGraph, roots: Roots, nodes: Iterable[Any]
