@@ -242,6 +242,57 @@ for budget in ("min", int(0.9 * peak), 2 * peak):
     assert ran(program, kernel_cache) == ["True True True True"] * 3
 
 
+def test_memory_that_runs_out_while_a_plan_is_begun_costs_arrays_that_it_keeps(
+    kernel_cache: Path,
+) -> None:
+    """At the end of forward; and a mask that was unpacked for a call that fails is packed again."""
+    program = """
+from umem.chainer.recompute.passes import Pass
+from umem.chainer.recompute.pass_policies import PassPolicy
+layers = chainer.ChainList(*[L.Linear(64, 64) for _ in range(8)]).to_gpu()
+start = [p.array.copy() for p in layers.params()]
+inputs = cp.asarray(np.random.randn(512, 64).astype("f"))
+plan_backward, make_room = Pass.plan_backward, PassPolicy.make_room
+dropped, masks, again = [], [], []
+def planned(now, late):
+    again[:] = [0]
+    plan_backward(now, late)
+    masks.extend(c.func.mask is None for c in now.calls if c.label == "Dropout")
+    again.clear()
+def drops(rule, now, busy):
+    dropped.append(make_room(rule, now, busy))
+    return dropped[-1]
+Pass.plan_backward, PassPolicy.make_room = planned, drops
+original = F.noise.dropout.Dropout.forward_gpu
+def forward(func, inputs):
+    result = original(func, inputs)
+    if again:
+        again[0] += 1
+        if again[0] % 3 == 0:
+            raise cp.cuda.memory.OutOfMemoryError(1, 2)
+    return result
+F.noise.dropout.Dropout.forward_gpu = forward
+def train():
+    cp.random.seed(0)
+    for p, array in zip(layers.params(), start):
+        p.array[...] = array
+    optimizer = chainer.optimizers.SGD(0.1).setup(layers)
+    def loss():
+        h = chainer.Variable(inputs)
+        for layer in layers:
+            h = F.dropout(F.relu(layer(h)))
+        return F.mean(h * h)
+    for _ in range(2):
+        optimizer.update(loss)
+    return b"".join(p.array.get().tobytes() for p in layers.params())
+plain = train()
+with umem.chainer.Recompute("min"):
+    found = train()
+print(found == plain, sum(dropped) > 0, len(masks) == 16 and all(masks))
+"""
+    assert run(program, kernel_cache, start=START) == "True True True\n"
+
+
 def test_a_plain_step_within_a_budget_packs_no_mask(kernel_cache: Path) -> None:
     """Packing takes kernels, which are for nothing where all is kept."""
     program = """

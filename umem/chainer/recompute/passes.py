@@ -374,12 +374,12 @@ class Pass:
         planned = FollowPlan(late.seen, late.plan)
         self.carry_out(late.drops(self.calls))
         needed = late.missing(self.calls)
+        self.rule.follow(planned)  # which makes room from now on: what is made again is not counted
         for call in self.calls:
             if call in needed:
                 self.retry_after_oom(call.make_again, call.near)
             planned.after_forward(call)
             self.carry_out(planned.before_forward())
-        self.rule.follow(planned)
         self._sum_in_order(self.plain_order, late.plan.contended)
 
     def _sum_in_order(self, plain: Mapping[int, int], sums: Contended) -> None:

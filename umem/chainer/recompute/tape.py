@@ -309,8 +309,8 @@ class Call:
         finally:
             for name, value in statistics.items():
                 setattr(func, name, value)
-        if packed:
-            self.pack()
+            if packed:
+                self.pack()
         self.restore_outputs(func, outputs)
         self.stash.came_back()
         return outputs
