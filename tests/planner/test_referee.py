@@ -169,7 +169,7 @@ CHAIN = Graph([Node(n, 10, 1) for n in "abcd"], [("a", "b"), ("b", "c"), ("c", "
         (lambda s: [*s[:4], Action("drop_stash", "c"), *s[4:]], "stash is not in memory: 'c'"),
         (lambda s: [*s, Action("forward", "e")], "is not an action"),
         (lambda s: [*s, Action("jump", "a")], "is not an action"),
-        (lambda s: [*s[:2], Action("recompute", "b"), *s[2:]], "it is there: 'b'"),
+        (lambda s: [*s[:2], Action("recompute", "b"), *s[2:]], "it is in memory: 'b'"),
         (lambda s: [*s, Action("recompute", "a")], "backward was done of 'a'"),
         (lambda s: [a for a in s if a.kind != "free"], "left at the end"),
     ],

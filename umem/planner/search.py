@@ -70,16 +70,14 @@ def _followed(table: Table, budget: int, bound: _Bound, limit: float) -> Chain |
     zero = np.zeros(1, np.int64)
     every = _Labels(zero.astype(table.time.dtype), zero, zero, zero, zero)
     for target in range(1, len(table.sets)):
-        parts = [_stepped(table, every, kind, target, budget) for kind in range(len(table.peak))]
-        into = _Labels(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         is_end = target == len(table.sets) - 1
         price = 0.0 if is_end else bound.price  # at the end, the last peak has paid for bytes
-        least = into.time + bound.rest[target] - price * (budget - into.cached)
-        into = _Labels(*(column[least <= limit] for column in into))
-        order = np.lexsort((into.cached, into.time))
-        cached = into.cached[order]
-        before = np.concatenate(([INFINITE], np.minimum.accumulate(cached)[:-1]))[: len(cached)]
-        new = _Labels(*(column[order[cached < before]] for column in into))
+        most = limit if limit == np.inf else limit - bound.rest[target] + price * budget
+        kinds = range(len(table.peak))
+        parts = [_stepped(table, every, kind, target, budget, price, most) for kind in kinds]
+        into = _Labels(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        front = _front(into.time, into.cached)
+        new = _Labels(*(column[front] for column in into))
         every = _Labels(*(np.concatenate(columns) for columns in zip(every, new, strict=True)))
     if every.home[-1] != len(table.sets) - 1:
         return None
@@ -92,19 +90,46 @@ def _followed(table: Table, budget: int, bound: _Bound, limit: float) -> Chain |
     return tuple(reversed(hops))
 
 
-def _stepped(table: Table, labels: _Labels, kind: int, target: int, budget: int) -> _Labels:
-    """Return the labels that steps of one kind into a lower set make of all labels before it."""
+def _front(time: npt.NDArray[Any], cached: Ints) -> Ints:
+    """Return the places on the Pareto front, by rising time; of equal ones, the first.
+
+    Sorting takes most of a search: whole times in a range that is not wide are looked up instead,
+    and only the fewest bytes of each are sorted.
+    """
+    places = np.arange(time.size)
+    if time.size and time.dtype.kind == "i":
+        after = time - time.min()
+        if after.max() <= time.size:
+            fewest = np.full(int(after.max()) + 1, INFINITE)
+            np.minimum.at(fewest, after, cached)
+            places = np.flatnonzero(cached == np.minimum.accumulate(fewest)[after])
+    order = places[np.lexsort((cached[places], time[places]))]
+    ranked = cached[order]
+    before = np.concatenate(([INFINITE], np.minimum.accumulate(ranked)[:-1]))[: len(ranked)]
+    return order[ranked < before]
+
+
+def _stepped(
+    table: Table, labels: _Labels, kind: int, target: int, budget: int, price: float, most: float
+) -> _Labels:
+    """Return the labels that steps of one kind into a lower set make of all labels before it.
+
+    Leaves out labels of more overhead than ``most``, with the price of their bytes.
+    """
     possible = np.flatnonzero(table.peak[kind, target, :target] <= budget)
     first = np.searchsorted(labels.home, possible[0]) if possible.size else len(labels.home)
     home, cached = labels.home[first:], labels.cached[first:]
-    some = np.flatnonzero(table.peak[kind, target, home] <= budget - cached)
-    home, origin = home[some], some + first
+    some = np.flatnonzero(table.peak[kind, target][home] <= budget - cached)
+    home = home[some]
+    time = labels.time[first:][some] + table.time[kind, target][home]
+    cached = cached[some] + table.cached[kind, target][home]
+    inside = np.flatnonzero(time + price * cached <= most)
     return _Labels(
-        labels.time[origin] + table.time[kind, target, home],
-        labels.cached[origin] + table.cached[kind, target, home],
-        np.full(some.size, target),
-        np.full(some.size, kind),
-        origin,
+        time[inside],
+        cached[inside],
+        np.full(inside.size, target),
+        np.full(inside.size, kind),
+        some[inside] + first,
     )
 
 
