@@ -1,8 +1,8 @@
 """On NumPy, is a budget in bytes kept from the first step, and what do the first steps cost?
 
-Three budgets a network: the least, which "min" promises; 1.25 times it; and halfway to
-what a plain step takes. Each has a fresh `umem.chainer.Recompute`. Peaks are those of arrays, with
-parameters, state and inputs, by tracemalloc in steps of their own. Times are processor time on one
+Three budgets a network: the least, which "min" promises; 1.25 times it; and halfway to what a plain
+step takes. Each has a fresh `umem.chainer.Recompute`. Peaks are those of arrays, with parameters,
+state and inputs, by NumPy's own allocator in steps of their own. Times are processor time on one
 thread, of the first three steps, beside plain ones right before; the planner's is taken off.
 """
 
@@ -15,17 +15,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
 import gc
 import statistics
 import time
-import tracemalloc
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 import common
 from models import call
+from recompute_parts.array_bytes import ArrayBytes
 from recompute_parts.networks import NETWORKS, QUICK, Network
-from recompute_parts.steps import Trainee, object_bytes
+from recompute_parts.steps import Trainee
 from report_tables import percent, quantity, span, text
 
 import umem.chainer
@@ -40,42 +41,24 @@ Mode = AbstractContextManager[Any]
 # -- memory ------------------------------------------------------------------------------------
 
 
-class Highest:
-    """The peak of tracemalloc, also where umem, which measures with it, resets the peak."""
+@contextmanager
+def counted() -> Iterator[ArrayBytes]:
+    """Count arrays, without those of plans: in a first step a plan is made in between."""
+    # Private: no hook tells when a plan is made.
+    from umem.chainer.recompute.graph_store import Graphs
 
-    def __enter__(self) -> Highest:
-        self._reset = tracemalloc.reset_peak
-        tracemalloc.start(1)
-        tracemalloc.reset_peak = self.reset
-        self.bytes = self.plans = 0
-        # Private: in a first step a plan is made in between, whose tables are arrays, too.
-        from umem.chainer.recompute.graph_store import Graphs
+    plan_first = Graphs.plan_first
 
-        self._of, self._plan = Graphs, Graphs.plan_first
-        Graphs.plan_first = self.planning(Graphs.plan_first)  # type: ignore[method-assign]
-        return self
+    def planned(graphs: Any, now: Any) -> Any:
+        with meter.paused():
+            return plan_first(graphs, now)
 
-    def planning(self, plan: Any) -> Any:
-        """Wrap a method that plans, whose arrays do not count."""
-
-        def planned(graphs: Any, now: Any) -> Any:
-            self.reset()
-            before = tracemalloc.get_traced_memory()[0]
-            found = plan(graphs, now)
-            self.plans += tracemalloc.get_traced_memory()[0] - before
-            self._reset()
-            return found
-
-        return planned
-
-    def reset(self) -> None:
-        self.bytes = max(self.bytes, tracemalloc.get_traced_memory()[1] - self.plans)
-        self._reset()
-
-    def __exit__(self, *exception: object) -> None:
-        tracemalloc.reset_peak = self._reset
-        self._of.plan_first = self._plan  # type: ignore[method-assign]
-        tracemalloc.stop()
+    Graphs.plan_first = planned  # type: ignore[method-assign]
+    try:
+        with ArrayBytes() as meter:
+            yield meter
+    finally:
+        Graphs.plan_first = plan_first  # type: ignore[method-assign]
 
 
 def peaks(trainee: Trainee, mode: Mode, planned: bool = True) -> list[int]:
@@ -98,15 +81,12 @@ def peaks(trainee: Trainee, mode: Mode, planned: bool = True) -> list[int]:
 def traced(trainee: Trainee) -> list[int]:
     """The peaks of the next steps."""
     found: list[int] = []
-    objects: list[int] = []
-    with Highest() as highest:
+    with counted() as meter:
         for _ in range(TRACED):
             gc.collect()
-            highest.reset()
-            highest.bytes = highest.plans = 0
-            trainee.step(between=lambda: objects.append(object_bytes()))
-            highest.reset()
-            found.append(highest.bytes - objects[-1] + trainee.constant_bytes)
+            meter.reset()
+            trainee.step()
+            found.append(meter.peak + trainee.constant_bytes)
     return found
 
 

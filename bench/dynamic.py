@@ -5,7 +5,8 @@ under `umem.chainer.Recompute` and a plain one from the same seed take turns; ti
 time on one thread, a ratio is the median of the ratios of steps, the first `WARM` apart. Two
 budgets: a tenth above the peak of the plain steps, where nothing has to go, and what parameters,
 gradients and state take with half of what the plain steps take above them. Peaks are of arrays, by
-tracemalloc, in steps of their own. Results are compared by the bits of losses and parameters.
+NumPy's own allocator, in steps of their own. Results are compared by the bits of losses and
+parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported
 import gc
 import statistics
 import time
-import tracemalloc
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +26,8 @@ from typing import Any
 import click
 import common
 from dynamic_parts.programs import PROGRAMS, Program, Size
-from recompute_parts.steps import digest, object_bytes
+from recompute_parts.array_bytes import ArrayBytes
+from recompute_parts.steps import digest
 from report_tables import quantity, span, text
 
 import umem.chainer
@@ -76,15 +77,11 @@ class Training:
     def peak(self, seed: int) -> int:
         """Of the arrays of one step, above parameters and state."""
         gc.collect()
-        tracemalloc.start(1)
         try:
-            loss = self.loss_of(seed)
-            objects = object_bytes()
-            loss.backward()
-            return tracemalloc.get_traced_memory()[1] - objects
+            with ArrayBytes() as arrays:
+                self.loss_of(seed).backward()
+                return arrays.peak
         finally:
-            tracemalloc.stop()
-            del loss
             self.update()
 
     @property

@@ -1,11 +1,11 @@
 """What does planned recomputation save, and what does it cost?
 
 On NumPy, beside plain Chainer. Peaks are of the arrays that a step allocates (gradients, saved
-arrays, workspace; not parameters, the optimizer's state, inputs), by tracemalloc, in a pass of
-their own. The floor is the most that one function needs at once, forward or backward, with the
-parameters' gradients: no plan can go below it, so a plan is judged by what it leaves of the rest,
-the reducible part. Times are processor time on one thread, the kinds of step in turn; a ratio is
-of medians. Results are compared by the bits of losses, gradients and running statistics over two
+arrays, workspace; not parameters, the optimizer's state, inputs), by NumPy's own allocator, in a
+pass of their own. The floor is the most that one function needs at once, forward or backward, with
+the parameters' gradients: no plan can go below it, so a plan is judged by what it leaves of the
+rest, the reducible part. Times are processor time on one thread, the kinds of step in turn; a ratio
+is of medians. Results are compared by the bits of losses, gradients and running statistics over two
 steps. Beside the plans: regions by hand, and Chen's blocks.
 
 ``--workspace`` asks another question: what does a cap on the workspace of convolutions save, and

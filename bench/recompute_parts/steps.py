@@ -18,6 +18,7 @@ import numpy as np
 from chainer import _backprop_utils, function_node
 from models import Region, build, call
 
+from recompute_parts.array_bytes import ArrayBytes
 from recompute_parts.networks import Network
 
 
@@ -99,8 +100,7 @@ class Trainee:
 
         The peak is of the arrays that were allocated since the first step's start: gradients,
         saved arrays and workspace; not parameters, state and inputs. Python's objects (the
-        graph's nodes, above all), as they are at the end of a third step's forward pass, are
-        taken off: they are in no device's memory.
+        graph's nodes, above all) are those at the end of a third step's forward pass.
         """
         self.reset()
         self.model.cleargrads()
@@ -109,18 +109,19 @@ class Trainee:
         tracemalloc.start(1)
         try:
             with mode:
-                for number in range(2):
-                    gc.collect()
-                    tracemalloc.reset_peak()
-                    loss = self.step(region)
-                    _, peak = tracemalloc.get_traced_memory()
-                    results |= self._results(number, loss)
-                    del loss
+                with ArrayBytes() as arrays:
+                    for number in range(2):
+                        gc.collect()
+                        arrays.reset()
+                        loss = self.step(region)
+                        peak = arrays.peak
+                        results |= self._results(number, loss)
+                        del loss
                 objects: list[int] = []
                 self.step(region, between=lambda: objects.append(object_bytes()))
         finally:
             tracemalloc.stop()
-        return peak - objects[0], objects[0], results
+        return peak, objects[0], results
 
     def _results(self, number: int, loss: Any) -> Results:
         """Copies of losses, gradients, statistics and parameters."""
