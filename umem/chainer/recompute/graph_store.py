@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -373,8 +374,8 @@ class Graphs:
         """Plan the backward of a pass whose forward ran without a plan, for a budget in bytes.
 
         The workspace of a step of backward is unknown before one has run; the step's forward
-        workspace is used instead. If no plan is within the budget, the plan of the least peak is
-        used; later passes raise.
+        workspace is used instead. The quick method comes first. If no plan is within the budget,
+        the plan of the least peak is used; later passes raise.
 
         Returns:
             The plan, of the graph with the facts known so far; None if a plain step fits, if the
@@ -399,12 +400,16 @@ class Graphs:
             ranks=[call.plain_rank for call in now.calls],
             dead=frozenset(dead),
         )
-        quick = self.target._replace(method="lower_sets")
-        try:
-            plan, _ = self._carried(first, quick, moves=False)
-        except BudgetError:
-            plan, _ = self._carried(first, quick._replace(budget=None), moves=False)
+        plan = self._first_plan(first)
         return None if plan.fits else LatePlan(first, plan)
+
+    def _first_plan(self, first: SeenGraph) -> Carried:
+        """Plan the first backward of a graph, by the quick method if that has a plan."""
+        quick = self.target._replace(method="lower_sets")
+        for target in (quick, self.target):
+            with contextlib.suppress(BudgetError):
+                return self._carried(first, target, moves=False)[0]
+        return self._carried(first, quick._replace(budget=None), moves=False)[0]
 
     def goes_again(self, signatures: Sequence[Signature]) -> None:
         """Stop planning a graph whose backward ran again after an update; it keeps everything."""
