@@ -194,7 +194,7 @@ ODD: dict[str, tuple[str, int, str, bool, str]] = {
     ),
     "a signal": (
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nopen('never')", 130, "interrupted",
-        False, "interrupted; so far:",
+        False, "interrupted. Figures so far:",
     ),
     "another program": (
         "import subprocess\nsubprocess.run(['git', 'status'])", 1, "error", False, "programs run",
