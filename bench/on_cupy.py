@@ -269,6 +269,8 @@ def answer(result: common.Result) -> str:
     ]
     budgets = result.get("budget_rows")
     also = budget_answer(budgets) if budgets else ""
+    if not best:  # another mode alone was measured
+        return f"No network was tried under {MODES[3]!r}{also}."
     return (
         f'Under "min" and workspace("4MiB") {len(best)} networks train in {span(best.values())} of '
         f"the VRAM that plain steps need; that is {span(predicted)} of the predicted peak and "
