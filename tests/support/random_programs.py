@@ -18,6 +18,7 @@ import numpy as np
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
+import chainer.link_hooks
 import chainer.links as L
 
 from umem.errors import BudgetError, RecomputeError

@@ -9,6 +9,7 @@ from typing import Any
 import umem.chainer  # noqa: F401  # isort: skip  (before Chainer, which it makes ready)
 import chainer
 import chainer.functions as F
+import chainer.link_hooks
 import chainer.links as L
 import numpy as np
 import pytest

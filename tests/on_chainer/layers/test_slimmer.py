@@ -14,6 +14,7 @@ import umem
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
+import chainer.link_hooks
 import chainer.links as L
 
 from umem.chainer import slimmer

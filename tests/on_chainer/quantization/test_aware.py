@@ -15,6 +15,7 @@ import quantization_oracle as oracle
 import umem.chainer  # isort: skip  (before chainer)
 import chainer
 import chainer.functions as F
+import chainer.link_hooks
 import chainer.links as L
 
 from tests.on_chainer.quantization.test_quantize import called
