@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from contextlib import nullcontext
 from dataclasses import replace
@@ -308,3 +309,15 @@ def test_the_first_pass_knows_the_parameters_of_the_model_that_is_called() -> No
     assert {id(array) for array in found} == {id(p.array) for p in model.params()}
     assert room.parameter_bytes == sum(p.array.nbytes for p in model.params()) and not nbytes
     assert not chainer._get_link_hooks()
+
+
+def test_a_block_that_ends_in_another_thread_can_be_entered_again() -> None:
+    model, memory = Blocks(2, dense=True), umem.chainer.Recompute("min")
+    for _ in range(2):
+        memory.__enter__()
+        other = threading.Thread(target=memory.__exit__, args=(None, None, None))
+        other.start()
+        other.join()
+    model(np.zeros((4, 32), "f"))
+    assert not memory._training.graphs.links.parameters
+    chainer._get_link_hooks().clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -78,9 +79,8 @@ class CalledLinks(chainer.LinkHook):
     them nothing else tells that the others are there.
     """
 
-    name = "umem.chainer.Recompute"
-
     def __init__(self) -> None:
+        self.name = f"umem.chainer.Recompute {id(self)}"  # unlike one left in another thread
         self._found: dict[int, weakref.ref[Any]] = {}
         self._links: set[int] = set()
         self._is_on = False
@@ -93,20 +93,22 @@ class CalledLinks(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         """Record the parameters of a link that is called for the first time."""
-        if id(args.link) not in self._links:
+        if self._is_on and id(args.link) not in self._links:
             self._links.add(id(args.link))
             self._found.update({id(p): weakref.ref(p) for p in args.link.params()})
 
     def start(self) -> None:
         """Begin to record the links that the current thread calls."""
         self._is_on = True
-        self.__enter__()
+        with contextlib.suppress(KeyError):  # a block that ended in another thread has left it
+            self.__enter__()
 
     def stop(self) -> None:
         """Stop recording, if it is on."""
         if self._is_on:
             self._is_on = False
-            self.__exit__()
+            with contextlib.suppress(KeyError):  # hooks are of threads, and this may be another one
+                self.__exit__()
 
 
 def gradient_bytes(parameter: Any) -> int:
