@@ -21,11 +21,14 @@ class LatePlan:
 
     Args:
         seen, plan: the graph of the pass, and its plan.
+
+    Attributes:
+        forward_bytes: by call, the bytes in use during its forward if that was planned.
     """
 
     def __init__(self, seen: SeenGraph, plan: Carried) -> None:
         self.seen, self.plan = seen, plan
-        self._forward_bytes = _forward_bytes(seen, plan)
+        self.forward_bytes = _forward_bytes(seen, plan)
 
     def drops(self, calls: Sequence[Call]) -> Iterator[TapeAction]:
         """Yield the drops of the arrays that a planned forward does not keep."""
@@ -51,7 +54,7 @@ class LatePlan:
             count = len(calls)  # of those that may stay alive, the first ones
             for call in needed:
                 if not call.find(0):
-                    room = peak - self._forward_bytes[call.index]
+                    room = peak - self.forward_bytes[call.index]
                     count = min(count, bisect_right(before, before[call.index + 1] + room) - 1)
             late = [call for call in calls[count:] if _may_drop(call) and call.find(0)]
             if not late:
