@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, takewhile
 
 from umem.chainer.recompute.facts import Observed
-from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
+from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction, drops_of
 from umem.chainer.recompute.tape import Call, needed_again
 from umem.planner import actions, usage
 
@@ -33,7 +33,9 @@ class LatePlan:
     def drops(self, calls: Sequence[Call]) -> Iterator[TapeAction]:
         """Yield the drops of the arrays that a planned forward does not keep."""
         kept = _kept(calls, self.plan)
-        yield from (action for call in calls for action in _drop(call) if action not in kept)
+        yield from (
+            action for call in calls for action in drops_of(call.index) if action not in kept
+        )
 
     def missing(self, calls: Sequence[Call]) -> set[Call]:
         """Return the calls that must run again for the arrays that a planned forward keeps.
@@ -105,22 +107,18 @@ def _may_drop(call: Call) -> bool:
 
 def _lacks(call: Call, kept: set[TapeAction]) -> bool:
     """Tell whether a call that has its graph lacks arrays that should be kept."""
-    value, stash = _drop(call)
+    value, stash = drops_of(call.index)
     is_missing = call.values is None and value in kept
     return call.has_graph and (is_missing or (call.stash.is_dropped and stash in kept))
 
 
-def _drop(call: Call) -> tuple[TapeAction, TapeAction]:
-    return TapeAction("drop", call.index), TapeAction("drop_stash", call.index)
-
-
 def _kept(calls: Sequence[Call], plan: Carried) -> set[TapeAction]:
     """Return the drops that a planned forward does not make: of the arrays that it keeps."""
-    kept = {action for call in calls for action in _drop(call)}
+    kept = {action for call in calls for action in drops_of(call.index)}
     for call in calls:
         for action in plan.after_forward.get(call.index, ()):
             if action.drops:
                 kept.discard(action)
             elif action.kind == "recompute":
-                kept.update(_drop(calls[action.call]))
+                kept.update(drops_of(action.call))
     return kept

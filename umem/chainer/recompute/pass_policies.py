@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from umem.chainer.forward_state import ReadArrays
 from umem.chainer.recompute.facts import Observed
-from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction
+from umem.chainer.recompute.seen import Carried, SeenGraph, TapeAction, drops_of
 from umem.chainer.recompute.tape import Call
 
 HIGH = 1 << 40
@@ -134,7 +134,7 @@ class PassPolicy:
             busy: the calls whose arrays are being read.
         """
         found = [c for c in now.calls if c.index not in busy and c.holds_droppable][::2]
-        now.carry_out(action for call in found for action in _drop(call))
+        now.carry_out(action for call in found for action in drops_of(call.index))
         return bool(found)
 
     def release(self) -> None:
@@ -227,8 +227,3 @@ def after_use(call: Call, observed: Observed) -> Iterator[TapeAction]:
         yield TapeAction("forget", call.index)
     if observed.mask_bytes:
         yield TapeAction("pack", call.index)
-
-
-def _drop(call: Call) -> Iterator[TapeAction]:
-    yield TapeAction("drop", call.index)
-    yield TapeAction("drop_stash", call.index)

@@ -241,6 +241,11 @@ class TapeAction(NamedTuple):
             call.fetch(_what(kind))
 
 
+def drops_of(call: int) -> tuple[TapeAction, TapeAction]:
+    """Return the actions that drop a call's outputs and its function state."""
+    return TapeAction("drop", call), TapeAction("drop_stash", call)
+
+
 def _what(kind: str) -> What:
     return "stash" if kind.endswith("_stash") else "value"
 
