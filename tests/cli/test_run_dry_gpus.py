@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from umem._common.specs import GPUS
-from umem.cli.run_dry_gpus import MOST_RUNS, lines, which_fit
+from umem.cli.run_dry_gpus import MOST_RUNS, Elsewhere, lines, which_fit
 from umem.units import GIB
 
 SIZES = {name: gpu.usable_bytes for name, gpu in GPUS.items()}
@@ -56,6 +56,19 @@ def test_a_run_that_runs_out_is_done_again_where_there_is_most_room() -> None:
     (largest,) = runs.gpus
     assert SIZES[largest] == max(size for name, size in SIZES.items() if GPUS[name].chip)
     assert found["t4"] is False and found["h200"] is True and found["a100-40gb"] is False
+
+
+def test_a_script_that_ends_with_an_error_says_nothing_of_other_gpus() -> None:
+    failed = {"gpu": "t4", "fits": False, "ended": "script", "exit_status": 1}
+    assert Elsewhere([]).which_fit(failed) == {}
+
+
+def test_a_script_that_catches_the_error_and_exits_does_not_fit() -> None:
+    runs = Runs(12 * GIB, 30 * GIB)
+    found = which_fit(
+        runs.on("h200", SIZES["h200"]), lambda gpu: {**runs(gpu), "fits": False, "ended": "script"}
+    )
+    assert runs.gpus and all(found[gpu] is None for gpu in runs.gpus)
 
 
 def test_what_fits_nowhere_is_said_of_none() -> None:

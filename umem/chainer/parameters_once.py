@@ -66,7 +66,9 @@ def overlapping(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, st
 
 
 def _span(array: Any) -> tuple[int, int]:
-    start = address_of(array)
-    steps = zip(array.shape, array.strides, strict=True)
-    last = sum((count - 1) * stride for count, stride in steps if stride > 0)
-    return start, start + (last + array.itemsize if array.size else 0)
+    first = address_of(array)
+    if not array.size:
+        return first, first
+    steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    below, above = sum(min(0, step) for step in steps), sum(max(0, step) for step in steps)
+    return first + below, first + above + array.itemsize

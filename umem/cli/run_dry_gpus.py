@@ -57,9 +57,8 @@ def _tried(
     size = gpu.usable_bytes
     if size not in tried and len(tried) < MOST_RUNS and gpu.chip:
         result = run(gpu.name)
-        is_known = result is not None and result["ended"] in ("steady", "steps", "script")
         is_out = result is not None and result["ended"] == "out of memory"
-        tried[size] = True if is_known else False if is_out else None
+        tried[size] = True if result and result["fits"] else False if is_out else None
     return tried.get(size)
 
 
@@ -75,7 +74,7 @@ class Elsewhere:
 
     def which_fit(self, found: Mapping[str, Any]) -> dict[str, bool | None]:
         """Tell of each GPU whether the script fits, by its result on one; see `which_fit`."""
-        if found["ended"] not in ("steady", "steps", "script", "out of memory"):
+        if not found["fits"] and found["ended"] != "out of memory":
             return {}
         return which_fit(found, self._run)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +60,7 @@ class Link:
 
 def _rate(key: str, value: Any) -> float:
     is_number = isinstance(value, (float, np.floating)) or whole_number(value) is not None
-    if not is_number or not math.isfinite(value) or value < 0:
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise GraphError(
             f"a link's {key} is {shown(value)}, not a finite number of bytes per unit of cost, "
             "zero or more"

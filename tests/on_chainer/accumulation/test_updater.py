@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -48,6 +48,24 @@ def test_arrays_variables_lists_and_keywords_are_cut_and_the_rest_goes_everywher
         )
     whole, half = ((6, 5), 6, [(6, 2), (6, 3)], 2.0, (6, 1), None), 5
     assert seen[0] == whole and seen[-1][:2] == ((5, 5), half)
+
+
+def test_named_tuples_stay_named_tuples() -> None:
+    class Pair(NamedTuple):
+        x: Any
+        y: Any
+
+    def lossfun(pair: Any) -> Any:
+        return F.mean((net.first(pair.x) - pair.y) ** 2)
+
+    x, _ = some()
+    found = []
+    for size in (4, 11):
+        net = Net(MEAN)
+        with accumulate(optimizer := optimizer_of(net), micro_batch=size, check=False):
+            optimizer.update(lossfun, Pair(x, np.ones((11, 8))))
+        found.append(gradients(net.first))
+    assert apart(*found) < 1e-13
 
 
 def test_gradients_of_inputs_are_those_of_the_parts() -> None:

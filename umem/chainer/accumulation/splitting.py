@@ -68,10 +68,16 @@ class ArgumentsBatch:
     def _cut(self, value: Any, which: slice | list[int]) -> Any:
         if isinstance(value, (list, tuple)):
             if _is_cut_inside(value, self.size):
-                return type(value)(self._cut(x, which) for x in value)
+                return _like(value, [self._cut(x, which) for x in value])
             chosen = value[which] if isinstance(which, slice) else [value[i] for i in which]
-            return type(value)(chosen)
+            return _like(value, chosen)
         return _cut_array(value, which) if _is_array_like(value) and value.ndim else value
+
+
+def _like(kind: Any, items: Sequence[Any]) -> Any:
+    """Return items in a list, tuple or named tuple of the kind of another."""
+    make = getattr(kind, "_make", type(kind))
+    return make(items)
 
 
 def _is_array_like(value: Any) -> bool:
@@ -118,7 +124,7 @@ class SamplesBatch:
 
     def _whole(self) -> ArgumentsBatch | None:
         try:
-            whole = ArgumentsBatch(*_arguments(self._convert(self._samples)))
+            whole = ArgumentsBatch(*arguments_of(self._convert(self._samples)))
         except SizeError:
             return None
         return whole if whole.size == self.size else None
@@ -128,11 +134,11 @@ class SamplesBatch:
         if self._cut is not None:
             return self._cut.take(which)
         if isinstance(which, slice):
-            return _arguments(self._convert(self._samples[which]))
-        return _arguments(self._convert([self._samples[i] for i in which]))
+            return arguments_of(self._convert(self._samples[which]))
+        return arguments_of(self._convert([self._samples[i] for i in which]))
 
 
-def _arguments(converted: Any) -> Arguments:
+def arguments_of(converted: Any) -> Arguments:
     """Turn a converted batch into arguments as `StandardUpdater` does."""
     if isinstance(converted, tuple):
         return Arguments(converted, {})
@@ -174,8 +180,9 @@ def _together(a: Any, b: Any, size: int, other_size: int) -> Any:
         return chainer.backend.get_array_module(*arrays).concatenate(arrays)
     if isinstance(a, (list, tuple)):
         if _is_cut_inside(a, size) and _is_cut_inside(b, other_size):
-            return type(a)(_together(x, y, size, other_size) for x, y in zip(a, b, strict=True))
-        return type(a)([*a, *b])
+            pairs = zip(a, b, strict=True)
+            return _like(a, [_together(x, y, size, other_size) for x, y in pairs])
+        return _like(a, [*a, *b])
     return a
 
 

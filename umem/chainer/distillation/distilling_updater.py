@@ -8,6 +8,7 @@ from typing import Any
 from chainer.dataset import convert
 from chainer.training import updaters
 
+from umem.chainer.accumulation.splitting import arguments_of
 from umem.chainer.distillation.distilling_loss import DistillingLoss, Loss
 from umem.chainer.distillation.labels import without_label
 from umem.errors import StateError
@@ -85,13 +86,9 @@ class DistillingUpdater(updaters.StandardUpdater):
         if more:
             samples = [*samples, *(without_label(x, samples[0], self.loss.label_key) for x in more)]
         # Chainer's own call of a converter: old ones take a number for the device.
-        given = convert._call_converter(self.converter, samples, self.input_device)
-        if isinstance(given, tuple):
-            optimizer.update(self.loss, *given)
-        elif isinstance(given, dict):
-            optimizer.update(self.loss, **given)
-        else:
-            optimizer.update(self.loss, given)
+        converted = convert._call_converter(self.converter, samples, self.input_device)
+        given = arguments_of(converted)
+        optimizer.update(self.loss, *given.args, **given.kwargs)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
 
