@@ -7,6 +7,7 @@ turn KeyboardInterrupt is raised.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import tracemalloc
@@ -47,6 +48,7 @@ def interrupt(number: int, program: Callable[[], Any]) -> tuple[bool, BaseExcept
                 place = f"{event} {frame.f_code.co_name}"
                 raise KeyboardInterrupt
 
+    gc.disable()  # what a callback of the collector raises goes nowhere
     sys.setprofile(profile)
     try:
         program()
@@ -55,6 +57,7 @@ def interrupt(number: int, program: Callable[[], Any]) -> tuple[bool, BaseExcept
         return left <= 0, error.with_traceback(None), place
     finally:
         sys.setprofile(None)
+        gc.enable()
     return left <= 0, None, place
 
 

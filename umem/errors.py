@@ -49,6 +49,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib import import_module
 from types import FrameType
 from typing import ClassVar
@@ -277,6 +278,15 @@ def _made_again(module: str, name: str, args: tuple[object, ...]) -> UmemError:
     """Unpickle an error whose class shows the name of its public base."""
     error: UmemError = getattr(import_module(module), name)(*args)
     return error
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once, as a program can link them in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def is_cupys_out_of_memory(error: BaseException) -> bool:

@@ -620,7 +620,7 @@ def test_many_labels_in_one_place_are_cut_short(virtual):
 
 
 def test_a_deep_stack_keeps_its_inner_frames(device):
-    from umem.trace import STACK_DEPTH
+    from umem._common.stacks import STACK_DEPTH
 
     def down(depth):
         return make(device, 10) if not depth else down(depth - 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import umem
-from umem.devices import host_view
+from umem._common.host import host_view
 from umem.devices.virtual import VirtualGPU
 from umem.errors import DeviceError, DeviceNotFoundError, HintError
 from umem.trace.recording import address_of

@@ -13,6 +13,7 @@ from cupti_stand_in import Cupti
 from software_programs import lines, needs_software_gpu
 
 import umem
+from umem._common.stacks import places
 from umem.devices import PageMove
 from umem.devices.cuda import cuda_reason
 from umem.errors import (
@@ -24,7 +25,6 @@ from umem.errors import (
 )
 from umem.reports.page_owners import ELSEWHERE, OwnedRange, divided
 from umem.reports.paging_report import PagedMemory, PageTracker
-from umem.trace import places
 from umem.units import MIB
 
 FIGURES = ("migrated_in_bytes", "migrated_out_bytes", "populated_bytes", "fault_count")

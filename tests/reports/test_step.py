@@ -20,7 +20,7 @@ from umem._common.printable import printable
 from umem.errors import MissingDependencyError
 from umem.reports.perfetto import perfetto
 from umem.reports.pictures.timeline import draw_timeline
-from umem.reports.step_json import comparison_json, step_json
+from umem.reports.plain_values import comparison_json, step_json
 from umem.reports.text.comparison import comparison_text, signed
 from umem.reports.text.lines import Column, table, wrapped
 from umem.reports.text.step import step_text

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from umem.reports import step_text
-from umem.reports.step_json import step_json
+from umem.reports import step_json, step_text
 from umem.trace.analysis.analysis import analyse
 from umem.trace.analysis.capping import cap_advice
 from umem.trace.events import Access, Alloc, Free, Mark, Op

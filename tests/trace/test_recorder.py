@@ -20,7 +20,8 @@ from umem.errors import OutOfMemoryError, StateError
 from umem.trace import Access, Alloc, Checker, Event, Free, Mark, Op
 from umem.trace.recording import recorder as module
 from umem.trace.recording import sources
-from umem.trace.recording.recorder import Measured, Recorder, active, root_of
+from umem.trace.recording.recorder import Measured, Recorder, active
+from umem.trace.recording.storage import root_of
 
 xp = VirtualGPU("t4").xp
 
@@ -304,7 +305,7 @@ def test_an_operation_that_raises_leaves_no_trace_of_itself() -> None:
         a = xp.ones((2, 3))
         with pytest.raises(ValueError, match="broadcast"):
             a + xp.ones((4, 5))
-        assert not module.inside()
+        assert not umem.trace.recording.thread.inside()
         b = a + 1
     assert [op.name for op in recorder.trace.ops] == ["ones", "ones", "add"]
     check(recorder.trace.events)
@@ -447,7 +448,7 @@ def test_out_of_memory_leaves_a_consistent_state() -> None:
         a = xp.ones(100)
         with pytest.raises(OutOfMemoryError):
             a + 1
-        assert not module.inside()
+        assert not umem.trace.recording.thread.inside()
         assert full.live == {0: 800}
         b = xp.ones(20)
         with pytest.raises(OutOfMemoryError):
@@ -498,7 +499,7 @@ def test_time_inside_an_inner_operation_is_not_the_outer_ones(
         outer.close()
     assert inner.seconds == 5.0
     assert outer.seconds == 1.5
-    assert not module.inside()
+    assert not umem.trace.recording.thread.inside()
 
 
 def test_a_calibration_pass_measures_what_an_operation_needs_while_it_runs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Any
 
@@ -78,12 +78,7 @@ def installed_version(name: str) -> str | None:
     if isinstance(loaded, str):
         return loaded
     candidates = CUPY_DISTRIBUTIONS if name == "cupy" else (name,)
-    return next(_metadata_versions(candidates), None)
-
-
-def _metadata_versions(names: tuple[str, ...]) -> Iterator[str]:
-    for name in names:
-        try:
-            yield metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    for candidate in candidates:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(candidate)
+    return None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 
-def face(
-    room: str, elsewhere: Mapping[str, str] = MappingProxyType({}), **places: str
-) -> tuple[list[str], Callable[[str], Any]]:
+def face(room: str, packages: str = "", **places: str) -> tuple[list[str], Callable[[str], Any]]:
     """Return a package's ``__all__`` and its ``__getattr__``, which loads a name's module.
 
     A package lists its face a second time, under TYPE_CHECKING, for type checkers;
@@ -18,15 +15,16 @@ def face(
 
     Args:
         room: the package.
-        elsewhere: names from modules outside of the package, by the modules' full names; under the
-            package's own name, packages inside of it.
+        packages: packages inside of it, separated by spaces.
         places: the names of each of its modules, separated by spaces; "__" in a module's name
             stands for a dot.
     """
-    inside = {f"{room}.{module.replace('__', '.')}": names for module, names in places.items()}
     module_of = {
-        name: module for module, names in {**inside, **elsewhere}.items() for name in names.split()
+        name: f"{room}.{module.replace('__', '.')}"
+        for module, names in places.items()
+        for name in names.split()
     }
+    module_of |= dict.fromkeys(packages.split(), room)
 
     def load(name: str) -> Any:
         """Load the module that has a name of the face.

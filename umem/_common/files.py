@@ -14,7 +14,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from umem._common.printable import short
 from umem.errors import FileError, TraceError
@@ -267,6 +267,22 @@ def file_system(folder: Path) -> str | None:
         if fields.split()[2] == number:
             return rest.split()[0]
     return None
+
+
+ROOM_LEFT_BYTES = 64 << 20
+"""At least this much of a disk's free space is left to other programs: a guess, not measured."""
+
+
+def write_at(handle: int, data: Any, at: int) -> None:
+    """Write all of some bytes to an open file at a position.
+
+    Raises:
+        OSError: the system refuses; the file has part of the bytes at most.
+    """
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, at)
+        rest, at = rest[written:], at + written
 
 
 def free_bytes(handle: int) -> int | None:

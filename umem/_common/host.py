@@ -147,12 +147,9 @@ def is_wsl(root: Path = Path("/")) -> bool:
 
 def kernel_driver_version(root: Path = Path("/")) -> str | None:
     """Return the version of NVIDIA's kernel driver ("550.54.14"); None if unknown."""
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", _nvidia(root), re.MULTILINE)
+    text = _read(root / "proc/driver/nvidia/version")
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
     return found[1] if found else None
-
-
-def _nvidia(root: Path) -> str:
-    return _read(root / "proc/driver/nvidia/version")
 
 
 def host_view(

@@ -109,7 +109,7 @@ else:
 
     _, __getattr__ = face(
         __name__,
-        {__name__: "layers optimizers"},
+        "layers optimizers",
         accumulation__accumulating="accumulate",
         accumulation__updater="AccumulatingUpdater",
         at_setup="AtSetup HalvedBatches",

@@ -43,9 +43,9 @@ def numpy_generator_restored() -> Iterator[None]:
         np.random.set_state(before)
 
 
-def restore_attributes(link: Any, attributes: dict[str, Any]) -> None:
-    """Restore a link's former attributes, and remove all others."""
-    now = vars(link)
+def restore_attributes(value: Any, attributes: dict[str, Any]) -> None:
+    """Restore an object's former attributes, and remove all others."""
+    now = vars(value)
     for name in now.keys() - attributes.keys():
         del now[name]
     now.update(attributes)

@@ -18,11 +18,11 @@ from threading import Event
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from umem._common.stacks import is_installed
 from umem.choosing.technique import Technique
 from umem.errors import StateError
 from umem.host_cuda import VARIABLE
 from umem.memory import MEMORY_VARIABLES
-from umem.trace import is_installed
 
 if TYPE_CHECKING:
     from umem.devices.cuda import LargeArrays

@@ -26,7 +26,6 @@ from umem.compat import (
     package_version,
     remove_pth,
 )
-from umem.errors import UmemError
 
 
 @click.command("compat")
@@ -57,10 +56,7 @@ def command(action: str, as_json: bool) -> None:
         # Show each fix, and whether it is applied here
         umem compat --check
     """
-    try:
-        _ACTIONS[action](as_json)
-    except UmemError as error:
-        raise click.ClickException(str(error)) from error
+    _ACTIONS[action](as_json)
 
 
 def _check(as_json: bool) -> None:

@@ -19,7 +19,7 @@ from umem._common.as_json import json_text, named
 from umem._common.files import check_folder, check_target, reason, whole
 from umem._common.nearest import did_you_mean
 from umem._common.printable import short
-from umem.errors import MissingDependencyError, UmemError
+from umem.errors import MissingDependencyError
 from umem.predict import ModeRow
 from umem.units import format_bytes, format_seconds, parse_bytes
 
@@ -135,8 +135,6 @@ def command(
     except KeyboardInterrupt:
         console.print("Interrupted. Nothing was written.")
         raise SystemExit(130) from None
-    except UmemError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _choose(device: str, vram: str) -> tuple[GpuSpec, SoftwareGPU | None] | Literal["cuda"]:

@@ -89,10 +89,7 @@ def command(device: str | None, vram: str | None, as_json: bool) -> None:
     """
     block = _block(device, vram)
     with ExitStack() as stack:
-        try:
-            stack.enter_context(block())
-        except UmemError as error:
-            raise click.ClickException(str(error)) from error
+        stack.enter_context(block())
         report = _examine()
     if as_json:
         say(json_text(report))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from umem._common.stacks import error_line, program_line
 from umem.dry import (
     DOES_NOT_FIT,
     FAILED,
@@ -30,8 +31,8 @@ from umem.dry import (
     is_answered,
     shortest,
 )
-from umem.errors import is_cupys_out_of_memory
-from umem.trace import Mark, error_line, program_line
+from umem.errors import causes, is_cupys_out_of_memory
+from umem.trace import Mark
 from umem.trace.recording import listeners
 from umem.units import BLOCK_BYTES, format_bytes
 
@@ -212,7 +213,7 @@ class DryRun:
 
     def stopped(self, error: BaseException) -> bool:
         """Note the error that ended the program; returns whether its traceback is to be shown."""
-        out = next(filter(is_cupys_out_of_memory, _causes(error)), None)
+        out = next(filter(is_cupys_out_of_memory, causes(error)), None)
         if isinstance(error, KeyboardInterrupt):
             self.ended = "interrupted"
             return False
@@ -332,13 +333,3 @@ class DryRun:
         for place in self._answers:
             if not any(is_answered(line, place) for line, _ in self._reads):
                 yield place
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -124,13 +124,6 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg]
             return parse_bytes(value, "--max-bytes")
         except SizeError as error:
             raise click.BadParameter(str(error), ctx, param) from None
-
-
-class Caps(NamedTuple):
-    """The limits that `umem.Trace.load` takes."""
-
-    max_events: int
-    max_bytes: int
 
 
 def caps(command: Callable[..., Any]) -> Callable[..., Any]:

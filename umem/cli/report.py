@@ -19,10 +19,19 @@ from umem import __version__
 from umem._common.as_json import json_text
 from umem._common.printable import command_line, short
 from umem._common.specs import GPUS, gpu_spec
-from umem.cli.files_and_sizes import Caps, caps, print_lines, refuse, refuse_picture, say, write
+from umem.cli.files_and_sizes import caps, print_lines, refuse, refuse_picture, say, write
 from umem.cli.help_layout import Names
-from umem.errors import TraceError, UmemError
-from umem.reports import JSON, OUTPUTS, TEXT, Output, ReportRequest
+from umem.reports import (
+    OUTPUTS,
+    Output,
+    ReportRequest,
+    comparison_json,
+    comparison_text,
+    ranks_json,
+    ranks_text,
+    step_json,
+    step_text,
+)
 from umem.trace import Trace
 from umem.trace.analysis import Analysis, RankedTraces, Vram, analyse, rank_files, ranked
 from umem.units import parse_bytes
@@ -108,10 +117,7 @@ def command(
         sys.stdout.reconfigure(errors="backslashreplace")
     wanted = [_Wanted(each, path) for each in OUTPUTS if (path := files.get(each.name)) is not None]
     wanted += [_Wanted(_exports()[export[0]], export[1])] if export else []
-    try:
-        ranks = rank_files(traces)
-    except TraceError as error:
-        raise click.ClickException(str(error)) from error
+    ranks = rank_files(traces)
     if len(traces) > 2 and ranks is None:
         raise click.UsageError(
             "Give one trace, two traces to compare, or the traces of all ranks of a run, named "
@@ -124,19 +130,15 @@ def command(
         )
     refuse([path for _, path in wanted], traces, force=force)
     refuse_picture(files.get("png"))
-    try:
-        room = _vram(gpu, vram)
-        read = Caps(max_events, max_bytes)
-        analyses = [_analyse(path, read) for path in ranks or traces]
-        if ranks is not None:
-            _print_ranks(ranked(analyses, ranks), room, as_json)
-        elif len(analyses) == 2:
-            _compare(analyses, traces, room, as_json)
-        else:
-            _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(wanted))
-            _write(analyses[0], traces[0], wanted, room, force, as_json)
-    except UmemError as error:
-        raise click.ClickException(str(error)) from error
+    room = _vram(gpu, vram)
+    analyses = [_analyse(path, max_events, max_bytes) for path in ranks or traces]
+    if ranks is not None:
+        _print_ranks(ranked(analyses, ranks), room, as_json)
+    elif len(analyses) == 2:
+        _compare(analyses, traces, room, as_json)
+    else:
+        _print(analyses[0], traces[0].name, room, as_json, is_quiet=bool(wanted))
+        _write(analyses[0], traces[0], wanted, room, force, as_json)
 
 
 def _vram(gpu: str | None, vram: str | None) -> Vram | None:
@@ -148,9 +150,9 @@ def _vram(gpu: str | None, vram: str | None) -> Vram | None:
     return Vram(spec.name, nbytes or spec.usable_bytes)
 
 
-def _analyse(path: Path, caps: Caps) -> Analysis:
+def _analyse(path: Path, max_events: int, max_bytes: int) -> Analysis:
     with _no_collection():
-        return analyse(Trace.load(path, **caps._asdict()))
+        return analyse(Trace.load(path, max_events=max_events, max_bytes=max_bytes))
 
 
 @contextmanager
@@ -174,10 +176,10 @@ def _print(
     analysis: Analysis, name: str, vram: Vram | None, as_json: bool, *, is_quiet: bool
 ) -> None:
     if as_json:
-        say(json_text(JSON.of_step(analysis, name, vram)))
+        say(json_text(step_json(analysis, name, vram)))
     elif not is_quiet:
         plain = not (Console().encoding or "").lower().startswith("utf")
-        print_lines(lambda width: TEXT.of_step(analysis, name, width, vram=vram, plain=plain))
+        print_lines(lambda width: step_text(analysis, name, width, vram=vram, plain=plain))
 
 
 def _compare(
@@ -189,16 +191,16 @@ def _compare(
     before, after = (path.name for path in traces)
     comparison = compare(*analyses)
     if as_json:
-        say(json_text(JSON.of_comparison(comparison, before, after, vram)))
+        say(json_text(comparison_json(comparison, before, after, vram)))
     else:
-        print_lines(lambda width: TEXT.of_comparison(comparison, before, after, width, vram))
+        print_lines(lambda width: comparison_text(comparison, before, after, width, vram))
 
 
 def _print_ranks(found: RankedTraces, vram: Vram | None, as_json: bool) -> None:
     if as_json:
-        say(json_text(JSON.of_ranks(found, vram)))
+        say(json_text(ranks_json(found, vram)))
     else:
-        print_lines(lambda width: TEXT.of_ranks(found, width, vram))
+        print_lines(lambda width: ranks_text(found, width, vram))
 
 
 # -- files -------------------------------------------------------------------------------------

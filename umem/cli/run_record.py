@@ -45,7 +45,7 @@ class Recording:
     @property
     def last_step(self) -> int | None:
         """Return the last of the steps to keep; None where there is none."""
-        return getattr(getattr(self._keeper, "steps", None), "last", None)
+        return self._keeper.steps.last
 
     def begin(self, stack: ExitStack) -> None:
         """Record until the stack unwinds.

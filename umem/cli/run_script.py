@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING
 import click
 
 from umem._common.printable import command_line, short
+from umem._common.stacks import end_at_user
 from umem.cli.run_ranks import given_options
 from umem.compat import lent_script, package_in_need
-from umem.errors import OutOfMemoryError, StateError, UmemError, is_cupys_out_of_memory
+from umem.errors import OutOfMemoryError, StateError, UmemError, causes, is_cupys_out_of_memory
 from umem.launch import this_rank
-from umem.trace import end_at_user
 
 if TYPE_CHECKING:
     from umem.cli.dry_run import DryRun
@@ -254,23 +253,23 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
         gpu: the virtual GPU that the script ran on, if any.
         vram: the VRAM given in place of that GPU's own, if any.
     """
-    causes = list(_causes(error))
-    explained = [one for one in map(_explained, causes) if one is not None]
+    found = list(causes(error))
+    explained = [one for one in map(_explained, found) if one is not None]
     held = "".join(f"umem: {one}\n" for one in explained)
     if any(one.graph is not None for one in explained):
         return held.rstrip("\n")  # more memory would only put the end off
-    if any(isinstance(cause, OutOfMemoryError) for cause in causes):
+    if any(isinstance(cause, OutOfMemoryError) for cause in found):
         gpu_options = ["--gpu", gpu or "t4", *(["--vram", vram] if vram else [])]
         return held + _memory_needed(command_line(*argv), command_line(*gpu_options))
-    if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in causes):
+    if any(isinstance(c, StateError) and str(c).startswith(_HAS_BUDGET) for c in found):
         return "umem: the script already uses a Recompute. Run it without --recompute"
-    if any(is_cupys_out_of_memory(cause) for cause in causes):
+    if any(is_cupys_out_of_memory(cause) for cause in found):
         return held + (
             "umem: to run the script unchanged, with host memory for what does not fit:\n"
             f"  umem run --mode hybrid {command_line(*argv)}\n"
             f"  umem run --mode managed --paging {command_line(*argv)}"
         )
-    if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in causes):
+    if any(isinstance(cause, RuntimeError) and str(cause).startswith(_NO_GPU) for cause in found):
         follows = "" if gpu is None else f", which the virtual {gpu} simulates"
         return (
             f"umem: Chainer finds no GPU here. Run the script with NumPy{follows}: most of "
@@ -278,19 +277,19 @@ def advice(error: BaseException, argv: list[str], gpu: str | None, vram: str | N
             "software GPU:\n"
             f"  umem run --software {gpu or 't4'} {command_line(*argv)}"
         )
-    if any(_has_no_gpu(cause) for cause in causes):
+    if any(_has_no_gpu(cause) for cause in found):
         return (
             "umem: CuPy finds no GPU here. Run the script on a software GPU: CuPy computes on this "
             "processor, and memory and time are simulated:\n"
             f"  umem run --software {gpu or 't4'} {command_line(*argv)}"
         )
-    if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in causes):
+    if any(isinstance(c, TypeError) and _NO_NUMBER.fullmatch(str(c)) for c in found):
         return (
             "umem: NumPy up to 2.3 converted an array of shape (1,) to a number, with a warning. "
             "Newer versions do not. Write a.item() instead of int(a) or float(a), or use the older "
             "version: pip install 'numpy<2.4'"
         )
-    if package := next(filter(None, map(package_in_need, causes)), None):
+    if package := next(filter(None, map(package_in_need, found)), None):
         who = "the script" if package == "__main__" else package
         context = click.get_current_context(silent=True)
         given = [] if context is None else given_options(context)
@@ -328,12 +327,3 @@ def _memory_needed(command: str, reason: str) -> str:
         f"  umem run --record out/run.umem.gz {command}\n"
         f"  umem replay out/run.umem.gz {reason}"
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, each once, as a program can link them in a circle."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -66,7 +66,7 @@ class CachedDataset(DatasetMixin):
     def _begin(self, *, is_ahead: bool) -> None:
         """Set up this process's part of the cache: epoch position, prefetch thread and finalizer.
 
-        A forked or spawned worker calls it again, without a prefetch thread of its own.
+        A spawned worker calls it again, without a prefetch thread of its own.
         """
         self._pid = os.getpid()
         self._position = EpochPosition(self._store, self._order, self._count)

@@ -20,16 +20,14 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from umem._common.files import free_bytes, open_nameless, reason
+from umem._common.files import ROOM_LEFT_BYTES, free_bytes, open_nameless, reason, write_at
 from umem._common.printable import short
 from umem.data.store import ItemStore
 from umem.errors import DataWarning, FileError, warn_at_program
-from umem.units import MIB, format_bytes
+from umem.units import format_bytes
 
 _RECORD, _MAGIC = struct.Struct("<4sIQQ"), b"uit1"
-ROOM_LEFT_BYTES = 64 * MIB
-"""At least this many bytes of the disk stay free for other programs. A guess."""
-FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED, REFUSED = (1 << bit for bit in range(6))
+FULL, UNREADABLE, TORN, OTHER_ORDER, CHANGED = (1 << bit for bit in range(5))
 
 
 def warn_once(store: ItemStore, kind: int, text: str) -> None:
@@ -80,8 +78,8 @@ class DiskTier:
             payload = memoryview(data).cast("B")
             start = struct.pack("<QQ", item, len(data))
             sum_ = zlib.crc32(payload, zlib.crc32(start))
-            self._write_all(_RECORD.pack(_MAGIC, sum_, item, len(data)), at)
-            self._write_all(payload, at + _RECORD.size)
+            write_at(self._handle, _RECORD.pack(_MAGIC, sum_, item, len(data)), at)
+            write_at(self._handle, payload, at + _RECORD.size)
         except OSError as error:
             self._off("is_disk_full", FULL, f"cannot write to {self._name}: {reason(error)}")
             return
@@ -94,12 +92,6 @@ class DiskTier:
         free = free_bytes(self._handle)
         if free is not None and free < size + ROOM_LEFT_BYTES:
             raise FileError(f"{format_bytes(free)} are left")
-
-    def _write_all(self, data: Any, at: int) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._handle, view, at)
-            view, at = view[written:], at + written
 
     def read(self, item: int) -> bytes | None:
         """Read an item; None if it is absent or its checksum differs."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from umem._common.locks import safe_lock
 from umem.data.codec import Codec, RawCodec
-from umem.data.disk_tier import CHANGED, REFUSED, DiskTier, warn_once
+from umem.data.disk_tier import CHANGED, DiskTier, warn_once
 from umem.data.fingerprint import fingerprint
 from umem.data.items import buffer_bytes, pack, unpack
 from umem.data.store import ItemStore
@@ -133,10 +133,6 @@ class Loading:
         for item, data in kept.items():
             if data is not None and not self.check(item, data):
                 return
-
-    def refuse(self, error: Exception) -> None:
-        """Warn, once for all processes, that items are no longer prefetched, and why."""
-        warn_once(self._store, REFUSED, f"items are no longer fetched ahead: {error}")
 
     def close(self) -> None:
         """Close the disk tier."""

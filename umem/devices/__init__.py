@@ -28,14 +28,6 @@ of the table in `umem.devices.open`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umem._common.host import (
-        CONTEXT_FAULTS,
-        HOST_SHARE,
-        available_bytes,
-        host_view,
-        pinned_room,
-    )
-    from umem._common.specs import GpuSpec
     from umem.devices.base import (
         ADVICE,
         MODES,
@@ -62,12 +54,6 @@ else:
 
     __all__, __getattr__ = face(
         __name__,
-        {
-            "umem._common.host": (
-                "CONTEXT_FAULTS HOST_SHARE available_bytes host_view pinned_room"
-            ),
-            "umem._common.specs": "GpuSpec",
-        },
         base=(
             "ADVICE Advice Device Feature Location MODES Mode Place Policy Served Span "
             "Watcher common policy_here"

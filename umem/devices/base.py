@@ -325,8 +325,8 @@ class Device(Paging, ABC):
     def watch_pages(self, listener: MoveListener, scope: Scope) -> Now:
         """Report every move of managed memory's pages until a scope is closed.
 
-        All earlier moves have been reported by then. Any thread may call ``told``, with locks held,
-        so ``told`` must not allocate on this device. Returns the clock of the moves.
+        All earlier moves have been reported by then. Any thread may call the listener, with locks
+        held, so it must not allocate on this device. Returns the clock of the moves.
 
         Raises:
             StateError: moves are already being reported.

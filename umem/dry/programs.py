@@ -39,8 +39,8 @@ _LINE = "umem_software_gpu.pth"
 def refusal(what: str, way_out: str) -> DryRunError:
     """Return the error that stops a run at the program's line."""
     # In a spawned Python this is the first import of umem, and so of NumPy.
+    from umem._common.stacks import program_line
     from umem.errors import DryRunError
-    from umem.trace import program_line
 
     return DryRunError(f"{program_line()} {what}. Nothing was done; allow it with {way_out}")
 
@@ -142,7 +142,7 @@ class Programs:
         if not isinstance(address, tuple) or len(address) < 2 or _is_loopback(str(address[0])):
             return
         if self.first_connection() is None:
-            from umem.trace import program_line
+            from umem._common.stacks import program_line
 
             text = f"{program_line()} connects to {address[0]}:{address[1]}"
             try:

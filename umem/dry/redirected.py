@@ -352,8 +352,7 @@ class ScannedEntry:
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the file's facts; with ``follow_symlinks`` False, the link's own."""
         place = self._overlay.to_read(self._resolved, follow=follow_symlinks)
-        found = self._resolved if place is None else place
-        return posix.stat(found) if follow_symlinks else posix.lstat(found)
+        return posix.stat(place) if follow_symlinks else posix.lstat(place)
 
     def _has_type(self, kind: Callable[[int], bool], follow: bool) -> bool:
         try:

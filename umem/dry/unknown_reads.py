@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from types import FrameType
 
-from umem.trace import is_installed
+from umem._common.stacks import is_installed
 
 MOST_READS = 10_000
 """Reads on one line, with no other event, after which a loop counts as waiting for a value.

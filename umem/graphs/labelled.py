@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from umem.graphs.csr import Array, GraphData
@@ -47,17 +45,14 @@ def _prototype_features(bits: np.random.PCG64, own: Array, classes: int, feature
     signs = below(bits, classes * features, 2).astype(np.float32) * 2 - 1
     prototypes = _PROTOTYPE_STRENGTH * signs.reshape(classes, features)
     values = np.empty((len(own), features), np.float32)
-    for rows in _slices(len(own), 4096):
+    for start in range(0, len(own), 4096):
+        rows = slice(start, start + 4096)
         noise = draws(bits, values[rows].size) >> np.uint32(8)  # 24 bits: exact in float32
         values[rows] = noise.reshape(-1, features)
         values[rows] *= np.float32(2**-23)
         values[rows] -= np.float32(1)
         values[rows] += prototypes[own[rows]]
     return values
-
-
-def _slices(length: int, step: int) -> Iterator[slice]:
-    return (slice(start, start + step) for start in range(0, length, step))
 
 
 def _split(bits: np.random.PCG64, nodes: int) -> tuple[Array, Array, Array]:

@@ -14,8 +14,8 @@ from umem._common.files import open_regular, reason, whole
 from umem._common.printable import short
 from umem.errors import DataError
 from umem.graphs.csr import Array, GraphData
+from umem.graphs.draws import INT32_MAX
 
-_INT32_MAX = 2**31 - 1
 _NAMES = tuple(field.name for field in fields(GraphData))
 
 
@@ -147,7 +147,7 @@ def _integers(where: str, array: Array) -> Array:
         raise DataError(f"{where}: must have 1 dimension; its shape is {array.shape}")
     if array.dtype.kind not in "iu":
         raise DataError(f"{where}: must hold integers; its dtype is {array.dtype}")
-    if len(array) > _INT32_MAX:
+    if len(array) > INT32_MAX:
         raise DataError(f"{where}: {len(array)} elements are more than int32 can count")
     return array
 

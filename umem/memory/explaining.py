@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from umem._common.host import HOST_SHARE
 from umem._common.specs import GpuSpec, spec_of_driver
-from umem.devices import HOST_SHARE, current_device
+from umem.devices import current_device
 from umem.errors import DeviceError, LimitError, is_cupys_out_of_memory
 from umem.memory.held_graphs import HeldGraph, held_graphs
 from umem.memory.tracking import Tracker

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from umem.devices import CONTEXT_FAULTS, current_device, pinned_room
+from umem._common.host import CONTEXT_FAULTS, pinned_room
+from umem.devices import current_device
 from umem.errors import DeviceError, OutOfMemoryError, SizeError, StateError
 from umem.memory.limits import Size
 from umem.memory.mode_blocks import unmanaged

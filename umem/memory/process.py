@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from umem._common.locks import safe_lock
 from umem._common.scopes import Scope, Scoped, inside
+from umem._common.stacks import end_at_user
 from umem.devices import Device, Policy, current_device, device_kind, entered_device, policy_here
 from umem.errors import StateError, UmemError
 from umem.memory.environment import (
@@ -20,7 +21,6 @@ from umem.memory.environment import (
 )
 from umem.memory.limits import Size
 from umem.memory.mode_blocks import Decorator, Request, checked_request, devices_served
-from umem.trace import end_at_user
 from umem.units import parse_bytes
 
 if TYPE_CHECKING:

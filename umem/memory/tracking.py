@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
 from umem._common.scopes import Scope
+from umem._common.stacks import Frame, Places, Reader, places
 from umem.errors import LeakError
 from umem.memory.counts import WatchingBlock, format_in
-from umem.trace import Frame, Places, Reader, places
 from umem.units import format_bytes
 
 

@@ -60,7 +60,7 @@ class Chains:
         family = METHODS[method]
         self._table = self._costs.table(family.sets(graph, model), exact=family.exact)
         make = family.chains
-        self._some = None if make is None else list(make(graph, self._table, self._costs.kinds))
+        self._some = None if make is None else list(make(graph, self._table, len(self._table.peak)))
 
     @cached_property
     def least_bytes(self) -> int:

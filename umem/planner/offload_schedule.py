@@ -8,7 +8,7 @@ until its use. So no copy begins later than it could in that order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -37,32 +37,6 @@ class OffloadTimes(NamedTuple):
     one: OffloadWindow
     leaves: int
     fetched: int
-
-
-class Transfers(NamedTuple):
-    """The values that a step offloads, and the time of the step in units of cost."""
-
-    seconds: float
-    copies: tuple[OffloadTimes, ...]
-
-
-def schedule_transfers(
-    table: Timetable, chosen: Iterable[OffloadWindow], budget_bytes: int, link: Link
-) -> Transfers | None:
-    """Schedule the chosen values' copies as early as can be; None: the step does not fit.
-
-    Cost: proportional to the computations.
-    """
-    items = sorted(chosen, key=lambda one: (one.last, -one.first, one.key))
-    clock = LinkClock(link)
-    left = _forward(table, items, budget_bytes, clock)
-    if left is None:
-        return None
-    fetched = _backward(table, items, budget_bytes, clock)
-    if fetched is None:
-        return None
-    transfers = tuple(OffloadTimes(one, left[one.key], fetched[one.key]) for one in items)
-    return Transfers(clock.now, transfers)
 
 
 def _forward(
@@ -158,17 +132,16 @@ def choose_offloaded(table: Timetable, budget_bytes: int) -> list[OffloadWindow]
 
 
 class Decision(NamedTuple):
-    """Recomputations and transfers of a step whose forward runs in the order of the nodes."""
+    """Recomputations and copies of a step whose forward runs in the order of the nodes.
+
+    ``seconds`` is the time of the step, in units of cost.
+    """
 
     graph: Graph
     reruns: Reruns
     table: Timetable
-    transfers: Transfers
-
-    @property
-    def seconds(self) -> float:
-        """Return the time of the step, in units of cost."""
-        return self.transfers.seconds
+    seconds: float
+    copies: tuple[OffloadTimes, ...]
 
 
 def is_best(decision: Decision) -> bool:
@@ -179,12 +152,14 @@ def is_best(decision: Decision) -> bool:
 
 def rank(decision: Decision) -> tuple[float, int]:
     """Return the sort key of decisions: seconds to twelve digits, then bytes over the link."""
-    moved = sum(way.one.nbytes for way in decision.transfers.copies)
+    moved = sum(way.one.nbytes for way in decision.copies)
     return float(f"{decision.seconds:.12g}"), moved
 
 
 def decided(graph: Graph, reruns: Reruns, budget_bytes: int, link: Link) -> Decision | None:
     """Decide on offloading, as much as a budget requires, for given recomputations; None: no fit.
+
+    Copies begin as early as can be. Cost: proportional to the computations.
 
     Args:
         graph: the graph, with its nodes in the order of forward.
@@ -194,8 +169,18 @@ def decided(graph: Graph, reruns: Reruns, budget_bytes: int, link: Link) -> Deci
     """
     table = timetable(graph, reruns, link)
     chosen = choose_offloaded(table, budget_bytes)
-    way = None if chosen is None else schedule_transfers(table, chosen, budget_bytes, link)
-    return None if way is None else Decision(graph, reruns, table, way)
+    if chosen is None:
+        return None
+    items = sorted(chosen, key=lambda one: (one.last, -one.first, one.key))
+    clock = LinkClock(link)
+    left = _forward(table, items, budget_bytes, clock)
+    if left is None:
+        return None
+    fetched = _backward(table, items, budget_bytes, clock)
+    if fetched is None:
+        return None
+    copies = tuple(OffloadTimes(one, left[one.key], fetched[one.key]) for one in items)
+    return Decision(graph, reruns, table, clock.now, copies)
 
 
 def plan_of_decision(decision: Decision, budget_bytes: int, link: Link, method: str) -> Plan:
@@ -208,6 +193,6 @@ def plan_of_decision(decision: Decision, budget_bytes: int, link: Link, method: 
             names[way.leaves],
             names[table.step_of[way.fetched]],
         )
-        for way in decision.transfers.copies
+        for way in decision.copies
     )
     return plan_of(decision.graph, decision.reruns, budget_bytes, method, moves, link)

@@ -23,7 +23,8 @@ from umem.planner.link import Link
 from umem.planner.node import Node
 from umem.planner.plans import Method, Plan
 from umem.planner.schedule import Action, actions
-from umem.planner.usage_of_actions import ScheduleUsage, floor, usage
+from umem.planner.usage_of_actions import ScheduleUsage, usage
+from umem.planner.usage_of_actions import floor as floor_of
 from umem.trace.analysis import CONVOLUTIONS
 from umem.units import format_apart, format_bytes
 
@@ -310,10 +311,11 @@ class Problem:
         Cached by its arguments. With a link to the offload target the plan may offload values
         instead, and is the quickest one found for these bytes.
         """
+        any_cost = any_cost or link is not None
         key = method, any_cost, link
         if key not in self._found:
             graph, chosen = self._planned(link), self._method(method)
-            if any_cost or link:
+            if any_cost:
                 plan = make_plan(graph, method=chosen, model="saved", link=link)
             else:
                 plan = least_once(graph, chosen)
@@ -388,7 +390,7 @@ class Problem:
 
     def why_not_less(self, method: Method = "auto", link: Link | None = None) -> str:
         """Name the action that forces the least budget, and the floor, as a sentence's end."""
-        least, (size, node) = self.least(method, link=link), self.floor_with(link)
+        least, (size, node) = self.least(method, link=link), self.floor(link)
         if least.peak_bytes == self.update_peak_bytes:
             return (
                 "which the optimizer's update forces: beside parameters, gradients and state it "
@@ -414,17 +416,12 @@ class Problem:
             "umem.chainer.workspace cuts"
         )
 
-    @property
-    def floor(self) -> tuple[int, str]:
-        """Return the bytes that every plan without a link needs, and the call; see `floor_with`."""
-        return self.floor_with(None)
-
-    def floor_with(self, link: Link | None) -> tuple[int, str]:
+    def floor(self, link: Link | None = None) -> tuple[int, str]:
         """Return the bytes that every plan needs, constant included, and the call that forces them.
 
         They are the most that one call needs at once, with the gradients of parameters that
         backward has made by then, or the optimizer's update.
         """
-        size, node = floor(self._planned(link))
+        size, node = floor_of(self._planned(link))
         size += self.constant_bytes(packs=True, moves=link is not None)
         return max((size, node), (self.update_peak_bytes, UPDATE))

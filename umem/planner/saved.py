@@ -38,7 +38,6 @@ import numpy.typing as npt
 
 from umem.errors import GraphError
 from umem.planner.graph import Graph
-from umem.planner.plans import Model
 from umem.planner.step_table import INFINITE, Ints, Segment, Table, units
 from umem.planner.usage_of_actions import gradient_bytes
 
@@ -56,9 +55,6 @@ Flags = npt.NDArray[np.bool_]
 
 class SavedModel:
     """Costs of steps between prefixes of the node order, by the rules of a tape."""
-
-    name: Model = "saved"
-    kinds = 3
 
     def __init__(self, graph: Graph) -> None:
         self.g = g = graph.numbered

@@ -112,8 +112,7 @@ class Agenda(NamedTuple):
     """The actions of a plan by when they are due, for an executor that runs call by call.
 
     Attributes:
-        after_forward: by call, the actions due after its forward, in order; under -1, the actions
-            before the first call.
+        after_forward: by call, the actions due after its forward, in order.
         backward: every action from the end of forward on, in order: recomputations and fetches
             before a step, the step itself (``backward``), and drops after it. Frees of gradients
             are missing, because a tape frees gradients itself.

@@ -137,15 +137,6 @@ class Table:
     time: npt.NDArray[Any]
     total: float
 
-    def of(self, sets: tuple[int, ...]) -> Table | None:
-        """Return the table of these sets only; None if this table lacks one of them."""
-        place = {mask: i for i, mask in enumerate(self.sets)}
-        if any(mask not in place for mask in sets):
-            return None
-        some = np.array([place[mask] for mask in sets])
-        at = np.ix_(np.arange(len(self.peak)), some, some)
-        return Table(sets, self.peak[at], self.cached[at], self.time[at], self.total)
-
     def longest_first(self) -> Table:
         """Return a table in which the chain of the most overhead is the best one."""
         return replace(self, time=-self.time)

@@ -101,7 +101,7 @@ def replay(
         mode: the memory mode of all allocations.
         vram: usable VRAM instead of the table's figure, as an int or text.
         prefetch: move memory to the GPU when it is allocated.
-        limit: as in `umem.managed`.
+        limit: the most bytes, as an int or text such as ``"24GiB"``.
         spill: as in `umem.hybrid`.
         advice: advice for tensors when they are allocated, by a pattern of their labels:
             ``{"SparseMatMul.matrix*": "read_mostly"}``.

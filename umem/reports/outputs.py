@@ -51,33 +51,15 @@ class Output:
         return ["--export", self.name, path] if self.is_export else [f"--{self.name}", path]
 
 
-def _later(module: str, name: str = "write") -> Callable[..., Any]:
-    """Return a function that imports its module when it is called."""
+def _later(module: str) -> Callable[..., Any]:
+    """Return a function that imports its module's ``write`` when it is called."""
 
     def call(*arguments: Any, **options: Any) -> Any:
-        return getattr(import_module(f"umem.reports.{module}"), name)(*arguments, **options)
+        return import_module(f"umem.reports.{module}").write(*arguments, **options)
 
     return call
 
 
-class Printed(NamedTuple):
-    """A report on standard output: of a trace, of a comparison, of a run's ranks."""
-
-    of_step: Callable[..., Any]
-    of_comparison: Callable[..., Any]
-    of_ranks: Callable[..., Any]
-
-
-TEXT = Printed(
-    _later("text.step", "step_text"),
-    _later("text.comparison", "comparison_text"),
-    _later("text.rank_report", "ranks_text"),
-)
-JSON = Printed(
-    _later("step_json", "step_json"),
-    _later("step_json", "comparison_json"),
-    _later("step_json", "ranks_json"),
-)
 OUTPUTS = [
     Output(
         "html",

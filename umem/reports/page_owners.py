@@ -6,8 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from umem._common.stacks import Places, Reader
 from umem.devices import PageMove
-from umem.trace import Places, Reader
 
 ELSEWHERE = "memory from before the block, of other threads or inside of operations"
 

@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 from umem._common.files import whole
 from umem._common.scopes import Scope
+from umem._common.stacks import Places, places
 from umem.devices import Device, Now, PageMove
 from umem.memory import WatchingBlock
 from umem.reports.page_owners import OwnedRange, PagePart, divided
-from umem.trace import Places, places
 from umem.units import format_bytes
 
 ROWS = 10

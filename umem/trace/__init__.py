@@ -20,19 +20,6 @@ traces, planner and onnx plan from them, reports shows them, and devices and cha
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umem._common.stacks import (
-        STACK_DEPTH,
-        Frame,
-        Places,
-        Reader,
-        end_at_user,
-        error_line,
-        innermost,
-        is_installed,
-        is_own_work,
-        places,
-        program_line,
-    )
     from umem.trace.events import (
         ACTIONS,
         COPIES,
@@ -66,19 +53,13 @@ if TYPE_CHECKING:
         parts_of,
         register,
     )
-    from umem.trace.trace import Lifetime, Trace, check_trace
+    from umem.trace.trace import Trace, check_trace
     from umem.trace.walk import allocations, renumbered, used_bytes
 else:
     from umem._common.faces import face
 
     __all__, __getattr__ = face(
         __name__,
-        {
-            "umem._common.stacks": (
-                "Frame Places Reader STACK_DEPTH end_at_user error_line innermost is_installed "
-                "is_own_work places program_line"
-            )
-        },
         events=(
             "ACTIONS Access Alloc COPIES Checker Event Free GET Hint KINDS Kernels "
             "LARGEST_BYTES LEAF Mark ONE_KERNEL OUTSIDE Op PATTERNS PHASES TapeEntry "
@@ -86,6 +67,6 @@ else:
         ),
         file="MAX_BYTES MAX_EVENTS",
         frameworks="DATA_CACHE FOLDERS Framework framework_notes names parts_of register",
-        trace="Lifetime Trace check_trace",
+        trace="Trace check_trace",
         walk="allocations renumbered used_bytes",
     )

@@ -43,7 +43,7 @@ class Framework:
         source: reports its operations to recorders.
         parts: returns the arrays, or containers of them, in one of its objects; None for an object
             of another library. Raises HintError if the object cannot have arrays yet.
-        told: returns sentences on the run so far, by subject, such as `DATA_CACHE`, for traces and
+        notes: returns sentences on the run so far, by subject, such as `DATA_CACHE`, for traces and
             `umem.status`.
     """
 

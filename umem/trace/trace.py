@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING
 
 from umem._common.printable import quoted
 from umem.errors import TraceError
-from umem.trace.events import Access, Alloc, Checker, Event, Free, Hint, Mark, Op
-from umem.trace.walk import Lifetime, lifetimes, used_bytes
+from umem.trace.events import Event, Mark, Op
+from umem.trace.walk import Lifetime, lifetimes, used_bytes, with_sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = [
-    "Access", "Alloc", "Checker", "Event", "Free", "Hint", "Lifetime", "Mark", "Op", "Trace",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,14 +85,7 @@ class Trace:
             raise TraceError(
                 'the calibration pass measured no workspace: record it with measure="workspace"'
             )
-        workspace = iter(measured)
-
-        def filled(event: Event) -> Event:
-            if isinstance(event, Op):
-                return event._replace(workspace_bytes=next(workspace)[2])
-            return event
-
-        return self.with_events(map(filled, self.events))
+        return self.with_events(with_sizes(self.events, [size for _, _, size in measured]))
 
     def with_events(self, events: Iterable[Event]) -> Trace:
         """Return a trace with other events, and this one's backend and notes."""

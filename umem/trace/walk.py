@@ -46,6 +46,13 @@ class Alive:
         return None
 
 
+def with_sizes(events: Iterable[Event], workspace: Iterable[int | None]) -> Iterator[Event]:
+    """Yield the events, each operation with the next size of workspace."""
+    sizes = iter(workspace)
+    for event in events:
+        yield event._replace(workspace_bytes=next(sizes)) if isinstance(event, Op) else event
+
+
 def used_bytes(events: Iterable[Event]) -> Iterator[int]:
     """Yield the bytes in use at each event, known workspace included."""
     live = 0

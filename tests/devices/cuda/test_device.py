@@ -397,7 +397,7 @@ class TestInstalling:
             driver.gpu_in_use = 0
             keep.append(cupy.empty(MIB, dtype="u1"))
         assert device.pools.ledger.reserved()["unmanaged"] == 4 * MIB
-        assert not other.is_installed
+        assert other.policy is None
         del keep
 
     def test_repeated_places_are_those_of_their_own_gpu(self, driver):

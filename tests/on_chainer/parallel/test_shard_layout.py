@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umem.chainer.parallel.shard_layout import FlatVector, Stretch, cut
+from umem.chainer.parameters_once import overlapping
 
 stretches = st.builds(
     Stretch,
-    st.just("/p"),
     st.integers(1, 5000),
     st.sampled_from([1, 256]),
     st.sampled_from([0.0, 2.03125, 8.0, 12.0]),
@@ -44,6 +44,13 @@ def test_no_shard_has_more_than_its_share_and_a_block(found: list[Stretch], coun
     bounds = cut(found, count)
     largest = max(sum(of_element[a:b]) for a, b in pairwise(bounds))
     assert largest <= sum(of_element) / count + 256 * max(of_element) + 1e-6
+
+
+@pytest.mark.parametrize(("begin", "overlap"), [(0, True), (5, True), (6, False)])
+def test_arrays_that_share_memory_are_found_in_either_direction(begin: int, overlap: bool) -> None:
+    whole = np.arange(10, dtype="f4")
+    named = [("/a", chainer.Parameter(whole[:6])), ("/b", chainer.Parameter(whole[begin:][::-1]))]
+    assert [(a, b) for a, _, b, _ in overlapping(named)] == [("/a", "/b")] * overlap
 
 
 def model() -> Any:

@@ -160,7 +160,7 @@ def test_the_least_budget_is_never_below_what_the_update_takes() -> None:
         taken(step)
     (seen,) = memory.graphs
     assert seen.plan is not None
-    assert seen.plan.peak_bytes == seen.problem.update_peak_bytes == seen.problem.floor[0]
+    assert seen.plan.peak_bytes == seen.problem.update_peak_bytes == seen.problem.floor()[0]
     assert seen.plan.solution.plan.overhead == 0  # nothing is gained by running again
     with umem.chainer.Recompute(seen.plan.peak_bytes) as again:
         taken(step)

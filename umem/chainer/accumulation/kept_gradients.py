@@ -98,11 +98,7 @@ class KeptGradients:
         for name, parameter in self._optimizer.target.namedparams(False):
             before = kept.get(id(parameter))
             found = serializer["kept"](name, None if before is None else before.array)
-            scale = None if before is None else before.scale
-            try:
-                scale = serializer["scales"](name, scale)
-            except KeyError:  # an older file without scales: it was the optimizer's
-                scale = self._scale_now()
+            scale = serializer["scales"](name, None if before is None else before.scale)
             if found is not None:
                 self._kept.append(KeptGradient(parameter, parameter.device.send(found), scale))
         self._terms = self._terms_now()

@@ -18,8 +18,8 @@ from chainer.functions import loss as losses
 from chainer.functions.array import cast, get_item, reshape
 from chainer.functions.math import average, basic_math, identity
 
+from umem._common.stacks import program_line
 from umem.chainer.function_facts import owner_of
-from umem.trace import program_line
 
 
 class Term(NamedTuple):
@@ -38,7 +38,7 @@ class Term(NamedTuple):
         text: the term in words, with the program's line.
         total: names the count that the whole is divided by, alike in every part.
         count: the part's contribution to that; None for terms that add up, or count once.
-        is_said: ``weight=`` gives its divisor.
+        is_weighted: ``weight=`` gives its divisor.
         value: the scalar times its factor, if the count is 0.
     """
 

@@ -22,7 +22,7 @@ from umem.chainer.accumulation.mixing import Mixing
 from umem.chainer.accumulation.part_facts import NEAR, PartFacts, check_alike, read
 from umem.chainer.accumulation.part_reports import PartReports
 from umem.chainer.accumulation.splitting import Batch, slices
-from umem.chainer.step_state import StepState
+from umem.chainer.step_state import StepState, restore_attributes
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.errors import AccumulationError
 
@@ -140,8 +140,7 @@ class WholeGradient(Subscriber):
             parameter, attributes = self.made.pop()
             # Chainer has no public way back; its node knows the shape, too.
             parameter._set_array(None, layout_check=False)
-            vars(parameter).clear()
-            vars(parameter).update(attributes)
+            restore_attributes(parameter, attributes)
 
     @contextmanager
     def compared(self) -> Iterator[None]:

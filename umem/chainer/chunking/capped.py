@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from chainer.backend import get_array_module
@@ -77,7 +77,7 @@ class workspace(Decorator, Scoped[None]):
     def _open(self, scope: Scope) -> None:
         scope.at_close(lambda: in_parts.release(scope))
         in_parts.hold(scope)
-        scope.open(_Setting(self._cap))
+        scope.open(self)
 
     def enable(self) -> workspace:
         """Set the cap for the process, in all threads; blocks with their own cap take precedence.
@@ -105,26 +105,17 @@ class workspace(Decorator, Scoped[None]):
         in_parts.release(self)
 
 
-class _Setting(NamedTuple):
-    """The cap and the options of one block."""
-
-    cap: Cap | None
-
-
 _process: Any = None
 
 
 def cap_here() -> Cap | None:
     """Return the cap in force: the innermost block's, or the process's."""
-    setting = derived(_innermost)
-    if setting is not None:
-        return setting.cap
-    enabled = _process
-    return None if enabled is None else enabled._cap
+    innermost = derived(_innermost) or _process
+    return None if innermost is None else innermost._cap
 
 
-def _innermost(payload: tuple[Any, ...]) -> _Setting | None:
-    return next((part for part in reversed(payload) if isinstance(part, _Setting)), None)
+def _innermost(payload: tuple[Any, ...]) -> workspace | None:
+    return next((part for part in reversed(payload) if isinstance(part, workspace)), None)
 
 
 def under(cap: Cap | None) -> workspace:

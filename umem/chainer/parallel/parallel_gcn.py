@@ -12,7 +12,7 @@ import chainer.functions as F
 from umem.chainer.gcn import check_layers
 from umem.chainer.parallel.parallel_graph import ParallelGraph
 from umem.chainer.parallel.part_functions import PartBias, PartLinear
-from umem.chainer.parallel.part_sums import to_parts
+from umem.chainer.parallel.part_sums import ToParts
 from umem.chainer.parallel.ranks import Ranks
 
 
@@ -35,7 +35,7 @@ class ParallelGraphConvolution(chainer.Link):
         with self.init_scope():
             self.W = chainer.Parameter(chainer.initializers.GlorotUniform(), (out_size, in_size))
             self.b = chainer.Parameter(0, (out_size,))
-        self._ranks.from_first(self.W.array)
+        self._ranks.broadcast(self.W.array, 0)
 
     def multiplies_first(self, x: Any) -> bool:
         """Tell whether x is multiplied by W before the adjacency: if that makes it narrower, or x
@@ -53,7 +53,7 @@ class ParallelGraphConvolution(chainer.Link):
             graph: the rank's parts.
             x: variable or array; or an array for each part, which are not copied.
         """
-        w, b = (to_parts(self._ranks, len(graph.rows), p) for p in (self.W, self.b))
+        w, b = (ToParts(self._ranks, len(graph.rows)).apply((p,))[0] for p in (self.W, self.b))
         if not self.multiplies_first(x):
             y = PartLinear(graph.rows).apply((graph.aggregate(x), w))[0]
         elif isinstance(x, Sequence):

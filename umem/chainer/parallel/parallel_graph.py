@@ -14,7 +14,7 @@ from chainer.backends import cuda
 
 from umem.chainer.parallel.aggregation import Halo, PartAggregation
 from umem.chainer.parallel.part_functions import PartCrossEntropy, PartDropout
-from umem.chainer.parallel.part_sums import sum_over_parts
+from umem.chainer.parallel.part_sums import OverParts
 from umem.chainer.parallel.ranks import Ranks
 from umem.errors import DataError, DeviceError
 from umem.graphs import Array, Graph, open_cut, parts_of_ranks, rank_blocks
@@ -81,7 +81,6 @@ class ParallelGraph:
         for name in ("nodes", "labels", "train_mask", "val_mask", "test_mask"):
             setattr(self, name, np.concatenate([getattr(part, name) for part in found]))
         self.class_count, self.feature_count = cut.class_count, cut.feature_count
-        self.cut_identity, self.graph_hash = cut.identity, cut.graph
         self._halo = Halo(self.ranks, runs, blocks)
 
     nodes: Array
@@ -168,7 +167,7 @@ class ParallelGraph:
         """
         sums = PartCrossEntropy(self.rows, labels).apply((scores,))[0]
         (count,) = self.ranks.count(int((labels >= 0).sum()))
-        return sum_over_parts(self.ranks, sums) / max(count, 1)
+        return OverParts(self.ranks).apply((sums,))[0] / max(count, 1)
 
     def accuracy(self, scores: Any, labels: Any) -> float:
         """Return the accuracy over all ranks' labelled nodes; a collective call.

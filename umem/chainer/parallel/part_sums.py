@@ -31,7 +31,7 @@ def over_parts(ranks: Ranks, stack: Any) -> Any:
         np.add(total, value, out=total)
     if ranks.rank + 1 < ranks.size:
         ranks.wait(ranks.send(total, ranks.rank + 1, "sums"))
-    ranks.from_last(total)
+    ranks.broadcast(total, ranks.size - 1)
     return xp.asarray(total.astype(stack.dtype, copy=False))
 
 
@@ -64,19 +64,3 @@ class ToParts(chainer.FunctionNode):
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         gradient: tuple[Any, ...] = OverParts(self._ranks).apply(grad_outputs)
         return gradient
-
-
-def to_parts(ranks: Ranks, count: int, x: Any) -> Any:
-    """Broadcast an array to the parts of this rank, differentiably: (...) to (parts, ...).
-
-    Args:
-        ranks: each has a part of the sum; every one of them must run backward.
-        count: parts of this rank.
-        x: variable, the same on all ranks.
-    """
-    return ToParts(ranks, count).apply((x,))[0]
-
-
-def sum_over_parts(ranks: Ranks, stack: Any) -> Any:
-    """Apply `over_parts` differentiably."""
-    return OverParts(ranks).apply((stack,))[0]

@@ -21,7 +21,7 @@ MESSAGE_BYTES = 1 << 30
 class Ranks:
     """The ranks of a communicator, or one process alone.
 
-    All ranks must call every method except `send` and `receive`, in the same order.
+    All ranks must call every method except `send`, `receive` and `wait`, in the same order.
     Thread-safety: one thread at a time, as MPI is started by default.
 
     Args:
@@ -62,20 +62,15 @@ class Ranks:
         for piece in _pieces(array):
             self._comm.Recv(piece, rank, _TAG)
 
-    def from_last(self, array: Any) -> None:
-        """Broadcast the last rank's array in place."""
+    def broadcast(self, array: Any, root: int) -> None:
+        """Broadcast a rank's array in place."""
         for piece in _pieces(array) if self.size > 1 else ():
-            self._comm.Bcast(piece, self.size - 1)
-
-    def from_first(self, array: Any) -> None:
-        """Broadcast the first rank's array in place."""
-        for piece in _pieces(array) if self.size > 1 else ():
-            self._comm.Bcast(piece, 0)
+            self._comm.Bcast(piece, root)
 
     def draw(self) -> tuple[int, int]:
         """Return two numbers that rank 0 drew from NumPy's global generator, on every rank."""
         drawn = np.random.randint(0, 2**31 - 1, 2).astype(np.int64)
-        self.from_first(drawn)
+        self.broadcast(drawn, 0)
         return int(drawn[0]), int(drawn[1])
 
     def count(self, *values: int) -> list[int]:
@@ -109,6 +104,6 @@ class Ranks:
 
 
 def _pieces(array: Any) -> list[Any]:
-    """Yield the bytes of a C-ordered array in pieces of at most `MESSAGE_BYTES`."""
+    """Return the bytes of a C-ordered array in pieces of at most `MESSAGE_BYTES`."""
     flat = array.reshape(-1).view(np.uint8)
     return [flat[at : at + MESSAGE_BYTES] for at in range(0, len(flat), MESSAGE_BYTES)]

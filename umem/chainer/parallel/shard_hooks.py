@@ -71,7 +71,7 @@ class NormsOfAll(Subscriber):
 
 
 def _updated(target: Any) -> Iterator[Any]:
-    """Return the parameters that are updated, as the optimizer sees them."""
+    """Yield the parameters that are updated, as the optimizer sees them."""
     for one in target.params(False):
         if one.update_rule is not None and one.update_rule.enabled:
             yield one

@@ -19,13 +19,11 @@ class Stretch(NamedTuple):
     """A parameter's range in a flat vector.
 
     Attributes:
-        name: as in ``namedparams``.
         size: its elements.
         block: it is split only at multiples of this many elements.
         element_bytes: bytes of state per element.
     """
 
-    name: str
     size: int
     block: int
     element_bytes: float
@@ -114,7 +112,7 @@ class FlatVector:
 
     def __init__(self, named: Sequence[tuple[str, Any]], rank: int, count: int) -> None:
         self.dtype = named[0][1].dtype
-        self.bounds = cut([_stretch(name, one) for name, one in named], count)
+        self.bounds = cut([_stretch(one) for _, one in named], count)
         first, last = self.bounds[rank : rank + 2]
         self.shards: list[Shard] = []
         begin = 0
@@ -167,7 +165,7 @@ class FlatVector:
                 yield shard, here, slice(first - start, last - start)
 
 
-def _stretch(name: str, parameter: Any) -> Stretch:
+def _stretch(parameter: Any) -> Stretch:
     """Decide how a parameter's state is split, and fix its bits as for the whole parameter."""
     rule = parameter.update_rule
     if isinstance(rule, QuantizedRule):
@@ -177,7 +175,7 @@ def _stretch(name: str, parameter: Any) -> Stretch:
     state = _state_of_block(rule, parameter.dtype)
     block = BLOCK if any(key.endswith(SCALES) for key in state) else 1
     state_bytes = sum(getattr(value, "nbytes", 0) for value in state.values())
-    return Stretch(name, parameter.size, block, state_bytes / BLOCK + master_bytes)
+    return Stretch(parameter.size, block, state_bytes / BLOCK + master_bytes)
 
 
 def _state_of_block(rule: Any, dtype: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from umem.chainer.recompute.facts import Experience, FunctionKind, Observed, met
 from umem.chainer.recompute.pass_policies import FollowPlan, PassPolicy, PassSoFar, other_call
 from umem.chainer.recompute.pressure import AHEAD, Pressure, Room
 from umem.chainer.recompute.seen import SeenGraph, TapeAction
-from umem.chainer.recompute.tape import STATISTICS, Call, Leaves
+from umem.chainer.recompute.tape import Call, Leaves
 from umem.chainer.saved.slots import held_array
 from umem.devices import work_seconds
 from umem.trace.recording import root_of
@@ -131,11 +131,6 @@ class Evict(PassPolicy):
 
     # -- forward ---------------------------------------------------------------------------
 
-    @property
-    def has_begun(self) -> bool:
-        """True once a function was applied."""
-        return bool(self._ran)
-
     def _apply_alone(self, now: PassSoFar, proceed: Any, func: Any, inputs: Any) -> Any:
         """Apply a function, and refuse the pass if the function is not the learned one."""
         outputs = proceed(func, inputs)
@@ -153,8 +148,8 @@ class Evict(PassPolicy):
         The pass counts as the first that does.
         """
         count = len(self._ran)
-        for seen in (self.seen, *self._known):
-            trails = () if seen is None else seen.tape.trails
+        for seen in self._known:
+            trails = seen.tape.trails
             if trails[count - 1 : count] == (now.trail,) and (not ends or len(trails) == count):
                 self.seen = seen
                 return True
@@ -322,7 +317,7 @@ class Evict(PassPolicy):
         assert self._pressure is not None
         kind = self._kinds[type(owner_of(call.func))]
         self._room.read(source.array for source in call.sources)
-        self._pressure.add(call, kind, arrays, observed.seconds, None)
+        self._pressure.add(call, kind, arrays, observed.cost, None)
         call.hold_by_graph()
         self._made += observed.nbytes
         self._most = max(self._most, observed.nbytes + observed.workspace_bytes)
@@ -397,9 +392,9 @@ class Evict(PassPolicy):
             pressure.after(call)
         return iter(()) if self._plan is None else self._plan.after_backward(call)
 
-    def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
+    def end(self, popped: Collection[int]) -> Iterator[TapeAction]:
         """Yield the remaining planned drops."""
-        return iter(()) if self._plan is None else self._plan.end(popped, whole)
+        return iter(()) if self._plan is None else self._plan.end(popped)
 
     def learn(self, now: PassSoFar) -> None:
         """Add the facts of the pass, whose backward has run, to the experience."""
@@ -435,12 +430,8 @@ class Evict(PassPolicy):
 
 def new_stash(kind: FunctionKind, func: Any) -> tuple[str, ...]:
     """Return the names of the function state that the next forward may set, None so far."""
-    if not kind.stash:
-        return ()
     owner = owner_of(func)
-    return tuple(
-        name for name in kind.stash if name not in STATISTICS and getattr(owner, name, None) is None
-    )
+    return tuple(name for name in kind.stash if getattr(owner, name, None) is None)
 
 
 def trace(now: PassSoFar, func: Any, made: int, leaves: Iterable[Any]) -> None:
@@ -449,7 +440,7 @@ def trace(now: PassSoFar, func: Any, made: int, leaves: Iterable[Any]) -> None:
     for leaf in leaves:
         if leaf is not None:
             read += leaf.nbytes
-    now.trace(func.__class__, made, read)
+    now.trail = hash((now.trail, func.__class__, made, read))
 
 
 def leaves_of(inputs: Any) -> tuple[Any, ...]:

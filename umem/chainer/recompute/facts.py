@@ -12,6 +12,7 @@ import ctypes
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import chainer
@@ -21,7 +22,7 @@ from umem.chainer.function_facts import output_gradient_bytes, owner_of, rules_o
 from umem.chainer.recompute.tape import STATISTICS, Call
 from umem.chainer.saved.slots import NODE_ATTRIBUTES, arrays_in, packing
 from umem.devices import cuda_model, entered_device, work_seconds
-from umem.planner import DRAWS
+from umem.planner import DRAWS, CallFacts
 from umem.trace.recording import BlockMeter, HostMeter, root_of
 
 LOOKS = 3
@@ -57,35 +58,19 @@ def look(func: Any) -> Before:
     return Before(state, [(a, _sum(a)) for a in _arrays(state.items())], _random())
 
 
-class Observed(NamedTuple):
-    """Facts of one call, measured while its forward ran.
+@dataclass(frozen=True)
+class Observed(CallFacts):
+    """Facts of one call, measured while its forward ran; its backward is not known.
+
+    The cost is the seconds of the forward; if requested, by a device's cost model.
 
     Attributes:
-        nbytes: memory of the outputs, without the memory of inputs that they are views of.
-        grad_bytes: gradients of the outputs.
-        alias: index of the call of this pass whose memory all outputs are views of; or None.
         stash: names of the function state, the attributes that forward set to arrays.
-        stash_bytes: function state beside the outputs, if it can be dropped; 0 for a view.
-        drawn_bytes: function state that was drawn at random.
-        mask_bytes, packed_bytes: a dropout's mask, as it is and as bits.
-        again: whether the call may be recomputed.
-        looked: whether the random state was also examined for that.
-        seconds: of the forward; if requested, by a device's cost model.
-        workspace_bytes: needed only while forward ran; 0 if not measured.
+        looked: whether the random state was also examined to tell if the call may run again.
     """
 
-    nbytes: int
-    grad_bytes: int
-    alias: int | None
-    stash: tuple[str, ...]
-    stash_bytes: int
-    drawn_bytes: int
-    mask_bytes: int
-    packed_bytes: int
-    again: bool
-    looked: bool
-    seconds: float
-    workspace_bytes: int
+    stash: tuple[str, ...] = ()
+    looked: bool = False
 
 
 def observe(
@@ -116,6 +101,7 @@ def observe(
     mask, packed = packing(func, found)
     drawn = type(owner).__name__ in DRAWS
     return Observed(
+        label=call.label,
         nbytes=sum(root.nbytes for root in own),
         grad_bytes=output_gradient_bytes(arrays, call.values),
         alias=bases[0] if bases and not own else None,
@@ -126,7 +112,7 @@ def observe(
         packed_bytes=packed,
         again=_may_run_again(func, before),
         looked=before.random is not None,
-        seconds=seconds,
+        cost=seconds,
         workspace_bytes=workspace,
     )
 
@@ -164,7 +150,6 @@ def _random() -> bytes:
 
     The copy lacks the second of two normal numbers that are drawn together; `DRAWS` names
     Chainer's functions that draw them. ``get_state`` takes 150 times as long as this copy.
-    functions of Chainer that draw such. ``get_state`` takes 150 times as long as this copy.
     """
     random: Any = np.random
     generator = random.get_bit_generator()

@@ -101,7 +101,7 @@ class GradientSums:
         self._done: set[int] = set()
         self._places: dict[Any, list[int]] = {}
 
-    def step(self, original: Any, call: int, func: Any, args: tuple[Any, ...]) -> None:
+    def step(self, original: Any, call: int, func: Any, *args: Any) -> None:
         """Run a backward step, and insert its gradients at their plain-backward positions.
 
         Contended sums are added up until an earlier gradient is missing; others at once.

@@ -386,11 +386,7 @@ class Graphs:
             return None
         if now.plain_order is None or not self.plans_first:
             return None
-        observed = [
-            one._replace(workspace_bytes=workspace)
-            for one, workspace in zip(now.observed, now.workspace, strict=True)
-        ]
-        first = SeenGraph(seen.number, replace(seen.tape, observed=tuple(observed)))
+        first = SeenGraph(seen.number, replace(seen.tape, observed=tuple(now.observed)))
         dead = [c.index for c in now.calls if c.index not in now.plain_order and not c.has_graph]
         first.facts = replace(
             seen.facts,
@@ -509,7 +505,8 @@ def _calibrate(seen: SeenGraph, now: Pass) -> None:
     whole = len(now.observed) == len(now.calls)
     looked = now.observed if whole else seen.tape.observed
     observed = [
-        o._replace(
+        replace(
+            o,
             workspace_bytes=max(o.workspace_bytes, workspace),
             again=o.again if o.looked else new.again,
         )

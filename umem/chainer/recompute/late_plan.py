@@ -58,7 +58,7 @@ class LatePlan:
                 if not call.find(0):
                     room = peak - self.forward_bytes[call.index]
                     count = min(count, bisect_right(before, before[call.index + 1] + room) - 1)
-            late = [call for call in calls[count:] if _may_drop(call) and call.find(0)]
+            late = [call for call in calls[count:] if call.may_drop and call.find(0)]
             if not late:
                 return needed
             for call in late:
@@ -82,7 +82,7 @@ def _views_on_old(
     for call in calls:
         alias = observed[call.index].alias
         base = None if alias is None else calls[alias]
-        if base in needed and not base.find(0) and _may_drop(call):
+        if base in needed and not base.find(0) and call.may_drop:
             call.drop()
             yield from needed_again([call])
 
@@ -99,10 +99,6 @@ def _held(calls: Sequence[Call], observed: Sequence[Observed]) -> Iterator[int]:
             counted.add(root)
         stash = 0 if call.stash.is_dropped else one.stash_bytes
         yield stash + (observed[root].nbytes if is_new else 0)
-
-
-def _may_drop(call: Call) -> bool:
-    return call.again and call.has_graph and not call.is_held()
 
 
 def _lacks(call: Call, kept: set[TapeAction]) -> bool:

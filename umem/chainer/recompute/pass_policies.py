@@ -27,7 +27,7 @@ class PassSoFar(Protocol):
 
     number: int
     phase: Literal["forward", "backward", "over"]
-    trail: int
+    trail: int  # a hash of the functions so far, which distinguishes its graph
     integrity: Literal["intact", "refused", "restored"]
     calls: list[Call]
     reads: ReadArrays
@@ -37,9 +37,6 @@ class PassSoFar(Protocol):
 
     def carry_out(self, actions: Iterable[TapeAction]) -> None:
         """Carry out actions on its calls, one after another."""
-
-    def trace(self, *marks: Any) -> None:
-        """Mix marks that distinguish its graph into the pass's trail."""
 
     def retry_after_oom(self, run: Callable[[], Any]) -> Any:
         """Run something that allocates; if memory runs out, make room and run it again."""
@@ -64,11 +61,6 @@ class PassPolicy:
     def is_alone(self) -> bool:
         """True if Chainer runs the pass alone, because a plain step fits."""
         return False
-
-    @property
-    def has_begun(self) -> bool:
-        """False before the first function is applied, if that is known."""
-        return True
 
     def has_graph(self) -> bool:
         """Tell whether a function that the policy applied without a `Call` is alive."""
@@ -117,8 +109,8 @@ class PassPolicy:
         """Yield the actions due after a step of backward."""
         return iter(())
 
-    def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
-        """Yield the actions due at the end of backward; ``whole``: no exception ended it."""
+    def end(self, popped: Collection[int]) -> Iterator[TapeAction]:
+        """Yield the actions due at the end of backward, which has popped these calls."""
         return iter(())
 
     def learn(self, now: PassSoFar) -> None:
@@ -206,7 +198,7 @@ class FollowPlan(PassPolicy):
         if not self.plan.fits:
             yield from after_use(call, self.seen.tape.observed[call.index])
 
-    def end(self, popped: Sequence[int], whole: bool) -> Iterator[TapeAction]:
+    def end(self, popped: Collection[int]) -> Iterator[TapeAction]:
         """Yield the remaining planned drops, of calls that backward has reached."""
         for action in self.plan.backward[self._next :]:
             if action.drops and action.call in popped:

@@ -318,10 +318,6 @@ class Pass:
         self.rule = rule = Evict(Room(None, (), 0), learns=True)
         rule.evicts = False
 
-    def trace(self, *marks: Any) -> None:
-        """Mix marks that distinguish its graph into its trail."""
-        self.trail = hash((self.trail, *marks))
-
     # -- backward --------------------------------------------------------------------------
 
     def end_forward(self, refuse: str | None, roots: Roots = (), nodes: Sequence[Any] = ()) -> None:
@@ -332,8 +328,10 @@ class Pass:
             roots, nodes: where it begins, as calls and outputs, and as variable nodes.
         """
         self.phase, self.roots = "backward", roots
-        self.catch_up()
         rule = self.rule
+        if not rule.applies:  # its graph is found again by them
+            self.signatures += [call.signature for call in self.calls]
+        self.catch_up()
         if isinstance(rule, FollowPlan) and len(self.calls) < len(rule.seen.tape.signatures):
             self._end_early()
         elif not rule.has_ended(self):
@@ -411,10 +409,6 @@ class Pass:
         taken = sorted(self.popped, key=self.plain_order.__getitem__)
         return {call: place for place, call in enumerate(taken)}
 
-    def sign(self) -> None:
-        """Record the signatures of its calls, by which its graph is found again."""
-        self.signatures += [call.signature for call in self.calls]
-
     def before(self, call: Call) -> None:
         """Carry out the actions due before this step, and restore the arrays that it reads.
 
@@ -443,16 +437,11 @@ class Pass:
 
     def _step(self, proceed: Any, call: Call, func: Any, args: tuple[Any, ...]) -> None:
         """Run a step of backward once."""
-        if self._sums is not None:
-            self._sums.step(proceed, call.index, func, args)
-        elif self.integrity == "intact" and self.phase == "backward":
-            self.rule.step(proceed, call, func, args)
+        run = proceed if self._sums is None else partial(self._sums.step, proceed, call.index)
+        if self.integrity == "intact" and self.phase == "backward":
+            self.rule.step(run, call, func, args)
         else:
-            proceed(func, *args)
-
-    def goes_backward_inside(self) -> None:
-        """Record that the backward of one of its calls contains another backward."""
-        self.has_nested = True
+            run(func, *args)
 
     def after(self, call: Call, workspace: int, seconds: float) -> None:
         """Record a step's workspace bytes and seconds, and carry out the drops due after it."""
@@ -462,12 +451,12 @@ class Pass:
         if self.integrity == "intact":
             self.carry_out(self.rule.after_backward(call))
 
-    def finish(self, whole: bool) -> bool:
-        """End a backward; tell whether it was the first. ``whole``: no exception ended it."""
+    def finish(self) -> bool:
+        """End a backward; tell whether it was the first."""
         self._sums = None
         first = self.phase != "over"
         if first and self.integrity == "intact":
-            self.carry_out(self.rule.end(list(self.popped), whole))
+            self.carry_out(self.rule.end(self.popped))
         self.phase = "over"
         self.use_plain_ranks()
         return first

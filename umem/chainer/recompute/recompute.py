@@ -319,7 +319,7 @@ def describe(seen: SeenGraph) -> str:
         why = seen.never or seen.refused or "it was not seen often enough yet"
         return f"{head}not planned: {why}"
     plan, constant = seen.plan.solution.plan, seen.plan.solution.constant_bytes
-    floor, node = problem.floor
+    floor, node = problem.floor()
     left_alone = "a plain step fits, and nothing is dropped"
     moved = {move.node for move in plan.moves if move.what == "value"}
     rerun, again = seen.rerun_seconds, [name for block in plan.recomputed for name in block]

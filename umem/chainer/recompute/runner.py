@@ -25,7 +25,7 @@ from umem.chainer.recompute.passes import Pass
 from umem.chainer.recompute.tape import STATISTICS, Call
 from umem.chainer.recompute.training import ANOTHER_ARRAY, INTO_EARLIER, IT_IS_CUT, Training
 from umem.chainer.recompute.whole_graph import bring, bring_one, check, functions, roots_of
-from umem.chainer.saved.slots import put_state_back
+from umem.chainer.step_state import restore_attributes
 from umem.chainer.tap import Proceed, Subscriber, subscribe, unsubscribe
 from umem.devices import work_seconds
 from umem.planner import DRAWS
@@ -79,17 +79,16 @@ class PassRunner(Subscriber):
             now = training.begin(func, inputs)
             if now is not None:
                 self._own_seconds = 0.0
-        rule = None if now is None else now.rule
-        if now is not None and rule is not None and not rule.applies:
+        if now is not None and not now.rule.applies:
             if not configuration.config.enable_backprop:  # for example, a sum of gradients
                 return self._retry_after_oom(now, func, inputs, partial(proceed, func, inputs))
             return self._observe(now, proceed, func, inputs)
         self._inside = True
         try:
-            if now is None or rule is None:
+            if now is None:
                 return proceed(func, inputs)
             return self._retry_after_oom(
-                now, func, inputs, partial(rule.apply, now, proceed, func, inputs)
+                now, func, inputs, partial(now.rule.apply, now, proceed, func, inputs)
             )
         finally:
             self._inside = False
@@ -116,7 +115,7 @@ class PassRunner(Subscriber):
         copies = [(array, array.copy()) for array in arrays if array is not None]
 
         def undo() -> None:
-            put_state_back(owner, state)
+            restore_attributes(owner, state)
             for array, copy in copies:
                 array[...] = copy
 
@@ -151,9 +150,8 @@ class PassRunner(Subscriber):
         finally:
             self._inside = False
         if func.inputs is not None:
-            followed = not now.learns
             now.add(func, inputs, outputs, before, run.cost, workspace)
-            if followed and now.learns:
+            if now.learns and not learns:
                 training.left_plan(now)
         self._own_seconds += work_seconds() - begun - run.seconds
         return outputs
@@ -208,7 +206,7 @@ class PassRunner(Subscriber):
         here = threading.get_ident() == self._thread
         now = self._training.now
         if here and now is not None and self._stepping is not None:
-            now.goes_backward_inside()
+            now.has_nested = True
         found = functions(nodes)
         check(found)
         inside, self._inside = self._inside, self._inside or here
@@ -224,24 +222,33 @@ class PassRunner(Subscriber):
         if rule.enabled:
             self._before_change(parameter.array)
         if threading.get_ident() == self._thread:
-            self._training.update(lambda: proceed(rule, parameter), parameter)
+            self._training.graphs.links.stop()
+        run = partial(proceed, rule, parameter)
+        if self._records_updates:
+            self._training.graphs.optimizers.update(run, parameter)
         else:
-            proceed(rule, parameter)
+            run()
+
+    @property
+    def _records_updates(self) -> bool:
+        """True in the block's thread, outside of a measured pass, whose peak recording resets."""
+        return threading.get_ident() == self._thread and self._training.peaks.what is None
 
     def update_core(self, proceed: Proceed, rule: Any, parameter: Any) -> None:
         """Run an update's computation in chunks; its workspace is one chunk's."""
         if threading.get_ident() == self._thread:
             optimizers = self._training.graphs.optimizers
-            optimizers.compute(lambda: update_in_chunks(proceed, rule, parameter), parameter)
+            optimizers.compute(partial(update_in_chunks, proceed, rule, parameter), parameter)
         else:
             update_in_chunks(proceed, rule, parameter)
 
     def call_hook(self, proceed: Proceed, method: Any, hook: Any) -> None:
         """Call an optimizer's hook, and record its workspace."""
-        if threading.get_ident() == self._thread:
-            self._training.call_hook(lambda: proceed(method, hook), hook)
+        run = partial(proceed, method, hook)
+        if self._records_updates:
+            self._training.graphs.optimizers.call_hook(run, hook)
         else:
-            proceed(method, hook)
+            run()
 
     def serialize(self, proceed: Proceed, owner: Any, serializer: Any) -> None:
         """Load or save a link, after copying for graphs the arrays that a loader overwrites."""
@@ -289,7 +296,8 @@ class PassRunner(Subscriber):
                 now.refuse(why)
             return
         if threading.get_ident() != self._thread:
-            self._training.elsewhere(self._training.make_whole(call.number))
+            self._training.make_whole(call.number)
+            self._training.elsewhere({call.number})
             return
         if self._inside:
             return
@@ -319,10 +327,8 @@ class PassRunner(Subscriber):
 
     def backprop_step(self, proceed: Proceed, func: Any, *args: Any) -> None:
         """Run a step of backward: restore the arrays that it reads, then drop unused ones."""
-        if self._inside or threading.get_ident() != self._thread:
-            proceed(func, *args)
-            return
-        if self._alone and not self._earlier:
+        is_plain = self._alone and not self._earlier
+        if is_plain or self._inside or threading.get_ident() != self._thread:
             proceed(func, *args)
             return
         now = self._training.now

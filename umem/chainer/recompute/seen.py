@@ -16,18 +16,7 @@ from umem.chainer.recompute.offloaded import What
 from umem.chainer.recompute.tape import Call, Signature
 from umem.chainer.saved.tiers.tier import Tier
 from umem.errors import BudgetError
-from umem.planner import (
-    CallFacts,
-    Kind,
-    Link,
-    Method,
-    PoolGaps,
-    Problem,
-    Solution,
-    actions,
-    agenda,
-    usage,
-)
+from umem.planner import Kind, Link, Method, PoolGaps, Problem, Solution, actions, agenda, usage
 from umem.trace.analysis import CAPPED, advice
 
 Roots = tuple[tuple[int, int], ...]
@@ -57,7 +46,7 @@ class Tape:
     @property
     def seconds(self) -> float:
         """Return the seconds of the forward pass."""
-        return sum(o.seconds for o in self.observed)
+        return sum(o.cost for o in self.observed)
 
     def has(self, index: int, signature: Signature) -> bool:
         """Tell whether its call at an index has this signature."""
@@ -257,7 +246,7 @@ class Carried:
     Attributes:
         solution: the plan.
         plain_bytes: the predicted peak of a plain step.
-        left_alone_bytes: the same with updates in chunks.
+        peak_bytes: the total peak that the plan predicts.
         fits: whether a plain step is within the budget.
         fits_twice: whether it is while the graph of the pass before is still alive.
         after_forward: by call, the actions after its forward.
@@ -269,7 +258,7 @@ class Carried:
 
     solution: Solution
     plain_bytes: int
-    left_alone_bytes: int
+    peak_bytes: int
     fits: bool
     fits_twice: bool
     after_forward: Mapping[int, Sequence[TapeAction]]
@@ -277,11 +266,6 @@ class Carried:
     places: Mapping[int, int]
     order: Sequence[int]
     contended: Contended
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the total peak that the plan predicts."""
-        return self.left_alone_bytes if self.fits else self.solution.peak_bytes
 
 
 class SeenGraph:
@@ -383,25 +367,16 @@ class SeenGraph:
 def problem_of(tape: Tape, facts: GraphFacts) -> Problem:
     """Make the planning problem of a graph from its tape and its facts."""
     calls = tuple(
-        CallFacts(
+        replace(
+            observed,
             label=label,
-            nbytes=o.nbytes,
-            cost=o.seconds,
-            grad_bytes=o.grad_bytes,
-            alias=o.alias,
-            stash_bytes=o.stash_bytes,
-            drawn_bytes=o.drawn_bytes,
-            mask_bytes=o.mask_bytes,
-            packed_bytes=o.packed_bytes,
-            again=o.again,
-            workspace_bytes=o.workspace_bytes,
             backward_workspace_bytes=facts.backward_workspace.get(index, 0),
             backward_cost=facts.backward_seconds.get(index),
             stays_bytes=facts.stays.get(index, 0),
             needs=needs,
             dead=index in facts.dead,
         )
-        for index, (label, o, needs) in enumerate(
+        for index, (label, observed, needs) in enumerate(
             zip(tape.labels, tape.observed, tape.needs, strict=True)
         )
     )
@@ -508,11 +483,12 @@ def _carried(seen: SeenGraph, solution: Solution, room: int | None) -> Carried:
     due = agenda(solution.graph, solution.plan, names)
     alone = seen.problem.left_alone_bytes
     twice = 2 * alone - seen.facts.outside_bytes
+    fits = room is not None and room >= alone
     return Carried(
         solution,
         seen.problem.plain_bytes,
-        alone,
-        fits=room is not None and room >= alone,
+        alone if fits else solution.peak_bytes,
+        fits=fits,
         fits_twice=room is not None and room >= twice,
         after_forward={
             call: list(starmap(TapeAction, ts)) for call, ts in due.after_forward.items()

@@ -174,7 +174,7 @@ class Call:
         """Record whether it may be recomputed, and the names of its function state."""
         self.again = again
         if self.stash is not NO_STASH:
-            self.stash.learn(stash)
+            self.stash.names = stash
         elif stash:
             self.stash = Stash(self.signature[0], stash)
 
@@ -206,11 +206,14 @@ class Call:
         return any(node.get_variable_or_none() is not None for _, node in self.nodes())
 
     @property
+    def may_drop(self) -> bool:
+        """True if its outputs can be recomputed, and no variable of the user holds them."""
+        return self.again and self.has_graph and not self.is_held()
+
+    @property
     def holds_droppable(self) -> bool:
         """True if it or its graph holds outputs that can be dropped, and no variable does."""
-        if not self.again or not self.has_graph or self.is_held():
-            return False
-        return self.values is not None or holds_outputs(self.func)
+        return self.may_drop and (self.values is not None or holds_outputs(self.func))
 
     # -- dropping and recomputing ----------------------------------------------------------
 
@@ -224,11 +227,9 @@ class Call:
         if not self.again and "value" not in self.offloaded:
             return
         self.values = None
-        func = self._func()
-        if func is None or self.is_cut:
-            return
-        for index in empty_outputs(func):
-            self.retain(index)
+        if self.has_graph:
+            for index in empty_outputs(self.func):
+                self.retain(index)
 
     def retain(self, output: int) -> None:
         """Record that a recompute must put this output back into its variable node."""
@@ -312,7 +313,7 @@ class Call:
             if packed:
                 self.pack()
         self.restore_outputs(func, outputs)
-        self.stash.came_back()
+        self.stash.is_dropped = False
         return outputs
 
     def _input(self, source: InputSource) -> Any:

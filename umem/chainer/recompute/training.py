@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import chainer
@@ -87,6 +86,7 @@ class Training:
         graphs: the graphs that were seen.
         now: the current pass; None before the first and after the block.
         peaks: measures its workspace or its peak, if a graph needs measuring.
+        experience: the facts about functions that passes without a plan have collected.
         alive: calls of finished passes.
         pass_count: passes whose backward has run.
         plain_count: those of them that Chainer ran alone.
@@ -105,12 +105,8 @@ class Training:
         self._number = 0
         self._began = 0.0
         self._reads: weakref.WeakSet[ReadArrays] = weakref.WeakSet()
+        self.experience = Experience()
         self.alive = AliveCalls()
-
-    @cached_property
-    def experience(self) -> Experience:
-        """Return the facts about functions that passes without a plan have collected."""
-        return Experience()
 
     def keeps(self, why: str) -> None:
         """Warn that a graph keeps everything, and why."""
@@ -187,8 +183,7 @@ class Training:
             what = self.graphs.to_measure(alike, plain=not now.learns)
         self._reserve(alike, what)
         if what is not None:
-            blind = what == "peak" and self.offload is not None and self.offload.is_among_arrays
-            self._measure(what, inputs, blind=blind)
+            self._measure(what, inputs)
         return now
 
     def _reserve(self, alike: Iterable[SeenGraph], what: str | None) -> None:
@@ -204,17 +199,18 @@ class Training:
             self._pools.forget_use()
         self._pools.reserve(self.graphs.wanted_bytes(alike, self._pools.in_use()))
 
-    def _measure(self, what: str, arrays: Iterable[Any], *, blind: bool = False) -> None:
+    def _measure(self, what: str, arrays: Iterable[Any]) -> None:
         """Begin to measure the memory of arrays; warn if that cannot be done.
 
-        ``blind``: on the host nothing is measured, because it also holds the offloaded arrays.
+        The peak is not measured where offloaded arrays are among the host's own.
         """
         meter = meter_of(arrays)
         why_not = meter.why_not()
         if why_not is not None:
             self.graphs.warn(why_not)
-        on_host = isinstance(meter, HostMeter)
-        self.peaks.start(what, meter, blind=why_not is not None or (blind and on_host))
+        mixes = self.offload is not None and self.offload.is_among_arrays
+        mixed = what == "peak" and mixes and isinstance(meter, HostMeter)
+        self.peaks.start(what, meter, blind=why_not is not None or mixed)
 
     def _new(self, alike: list[SeenGraph]) -> Pass:
         """Choose the policy of a pass whose first call matches these graphs."""
@@ -329,21 +325,6 @@ class Training:
         for reads in list(self._reads):
             reads.before_update(array, is_needed=is_needed)
 
-    def update(self, run: Callable[[], None], parameter: Any) -> None:
-        """Update a parameter; record the optimizer's bytes unless a pass is being measured."""
-        self.graphs.links.stop()
-        if self.peaks.what is None:
-            self.graphs.optimizers.update(run, parameter)
-        else:  # within a measured pass, whose peak it would reset
-            run()
-
-    def call_hook(self, run: Callable[[], None], hook: Any) -> None:
-        """Call an optimizer's hook; record its workspace unless a pass is being measured."""
-        if self.peaks.what is None:
-            self.graphs.optimizers.call_hook(run, hook)
-        else:
-            run()
-
     def elsewhere(self, numbers: set[int]) -> None:
         """Refuse the current pass if its graph's backward runs in another thread or a backward.
 
@@ -372,8 +353,8 @@ class Training:
         else:
             call.cut_behind(func, node)
 
-    def make_whole(self, number: int) -> set[int]:
-        """Restore all arrays of a pass's graph, and Chainer's ranks; return the pass's number."""
+    def make_whole(self, number: int) -> None:
+        """Restore all arrays of a pass's graph, and Chainer's ranks."""
         if self.now is not None:
             self.now.catch_up()  # first, as it may drop arrays
         calls = [*self.alive, *self._calls_now()]
@@ -381,7 +362,6 @@ class Training:
         for call in calls:
             call.set_rank(call.plain_rank)
         make_whole(calls)
-        return {number}
 
     def _calls_now(self) -> list[Call]:
         return [] if self.now is None else list(self.now.calls)
@@ -399,14 +379,12 @@ class Training:
             roots, nodes: where backward begins, as calls and outputs, and as variable nodes.
         """
         rule = now.rule
-        if rule.is_alone and (now.phase != "forward" or not rule.has_begun):
+        if rule.is_alone and (now.phase != "forward" or not now.trail):
             return
         if refuse is not None:
             self.keeps(refuse)
         if now.phase != "forward":
             return
-        if not rule.applies:
-            now.sign()
         followed = None if rule.applies or now.learns else rule.seen
         if refuse is None and followed is not None:
             refuse = self._other_backward(now, followed, roots, nodes)
@@ -449,7 +427,7 @@ class Training:
                 return OTHER_ORDER
         return None
 
-    def finish(self, now: Pass, whole: bool, own_seconds: float = 0.0) -> None:
+    def finish(self, now: Pass, whole: bool, own_seconds: float) -> None:
         """Handle the end of a backward, and learn from it if it is the first of its pass.
 
         Args:
@@ -457,14 +435,14 @@ class Training:
             whole: whether no exception ended the backward.
             own_seconds: of the pass, beside Chainer's own work.
         """
-        if not now.finish(whole):
+        if not now.finish():
             return
         self.pass_count += 1
         self.graphs.end_tries()
         if whole:
             self._learn_from(now, own_seconds)
-            if now.learns:
-                self._give_back()
+            if now.learns and self._pools is not None:
+                self._pools.give_back()  # so that new optimizer state is not among free blocks
         self.plain_count += now.rule.is_alone and now.integrity == "intact"
         self.peaks.stop()
         self.alive.remember(now.calls)
@@ -480,7 +458,7 @@ class Training:
         elif now.why == OTHER_ORDER:
             self.graphs.learn_order_anew(now, rule.seen)
         elif now.integrity == "intact":
-            self._look_at_peak(rule.seen)
+            self._look_at_peak(now, rule.seen)
             if rule.applies:
                 self.graphs.finish_plain(rule.seen)
                 return
@@ -489,15 +467,10 @@ class Training:
             taken = work_seconds() - self._began
             self.graphs.finish_following(rule.seen, seconds, taken, own_seconds)
 
-    def _give_back(self) -> None:
-        """Return free blocks, so that new optimizer state is not allocated among them."""
-        if self._pools is not None:
-            self._pools.give_back()
-
-    def _look_at_peak(self, seen: SeenGraph) -> None:
+    def _look_at_peak(self, now: Pass, seen: SeenGraph) -> None:
         measured = self.peaks.what == "peak"
         peak = self.peaks.peak(seen.facts.forward_bytes) if measured else None
-        gaps = None if self.now is None or self.now.has_run_out else self.peaks.gaps()
+        gaps = None if now.has_run_out else self.peaks.gaps()
         self.graphs.look_at_peak(seen, peak, gaps, measured=measured)
 
     def _end(self, now: Pass) -> bool:

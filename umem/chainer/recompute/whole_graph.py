@@ -25,13 +25,8 @@ def functions(nodes: Iterable[Any]) -> list[Any]:
 
 def roots_of(nodes: Iterable[Any]) -> Roots:
     """Return the calls and outputs at which a backward begins, sorted."""
-    found = []
-    for node in nodes:
-        creator = node.creator_node
-        call = getattr(creator, "_umem_call", None)
-        if call is not None:
-            found += [(call.index, i) for i, y in enumerate(creator.outputs) if y() is node]
-    return tuple(sorted(found))
+    sources = [source_of(node, None) for node in nodes]
+    return tuple(sorted((s.call.index, s.output) for s in sources if s.call is not None))
 
 
 def plain_rank(func: Any) -> int:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from umem.chainer.resume.random_states import GENERATORS, set_state, state_of
+from umem.chainer.step_state import restore_attributes
 
 _LEFT_OUT = frozenset({"dataset", "_dataset", "_datasets", "_comm", "_prefetch_loop", "_pool"})
 """Attributes of Chainer's iterators and datasets that are not followed: data, and other threads'
 state."""
 _PACKAGES = ("chainer", "chainermn", "umem")
-_ABSENT = object()
 
 
 class Rollback:
@@ -48,7 +48,7 @@ class Rollback:
             elif isinstance(value, GENERATORS):
                 set_state(value, content)
             elif not isinstance(value, tuple):
-                _set_attributes(vars(value), content)
+                restore_attributes(value, content)
 
 
 def _content(value: Any) -> Any:
@@ -94,12 +94,3 @@ def _is_same(value: Any, content: Any) -> bool:
     if isinstance(value, dict):
         return all(a is b and value[a] is content[b] for a, b in pairs)
     return all(a is b for a, b in pairs)
-
-
-def _set_attributes(now: dict[str, Any], content: dict[str, Any]) -> None:
-    """Restore the former entries of an object's dictionary."""
-    for name in now.keys() - content.keys():
-        del now[name]
-    for name, was in content.items():
-        if now.get(name, _ABSENT) is not was:
-            now[name] = was

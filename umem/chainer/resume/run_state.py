@@ -199,16 +199,14 @@ class RunState:
             elif name not in snapshot.values:
                 here = described(array.shape, array.dtype)
                 raise _other_run(snapshot, f"it has no {short(name)!r}, which is {here} here")
+        prefixes = tuple(self._model_prefixes(live))
         for name in sorted(saved):
-            if name not in live.arrays and name not in live.values and self._is_models(name, live):
+            if name not in live.arrays and name not in live.values and name.startswith(prefixes):
                 there = described(*saved.described[name])
                 raise _other_run(snapshot, f"{short(name)!r}, {there} there, is not here")
 
-    def _is_models(self, name: str, live: Collector) -> bool:
-        """Tell whether a name belongs to a model."""
-        return name.startswith(tuple(self._model_prefixes(live)))
-
     def _model_prefixes(self, live: Collector) -> Iterator[str]:
+        """Yield what the names of each model's arrays begin with."""
         for link in self._links.values():
             paths = {id(p.array): path for path, p in link.namedparams() if p.array is not None}
             for name, array in live.arrays.items():

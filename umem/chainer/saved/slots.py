@@ -9,6 +9,7 @@ attributes of its `chainer.Function`.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gc import get_referents
@@ -201,12 +202,6 @@ def functions_behind(nodes: Iterable[Any]) -> list[Any]:
 # -- function state --------------------------------------------------------------------------------
 
 
-def put_state_back(owner: Any, attributes: Mapping[str, Any]) -> None:
-    """Restore the attributes that a function had before a failed forward."""
-    vars(owner).clear()
-    vars(owner).update(attributes)
-
-
 def values_on(func: Any) -> list[Any]:
     """Return the values of a function's attributes, and perhaps its class.
 
@@ -303,10 +298,6 @@ class Stash:
         self._has_mask = kind.__name__ == "Dropout" and kind.__module__.startswith("chainer.")
         self._packed: Packed | None = None
 
-    def learn(self, names: tuple[str, ...]) -> None:
-        """Set the names of the attributes that hold the state."""
-        self.names = names
-
     def drop(self, func: Any) -> None:
         """Empty the slots of the state, unless the state was drawn or the function was freed."""
         if func is None or self._draws or not self.names:
@@ -324,10 +315,6 @@ class Stash:
         """Put the state back into its slots, from the arrays that `arrays` returned."""
         for slot, array in zip(state_slots(func, self.names), arrays, strict=True):
             slot.put(array)
-        self.is_dropped = False
-
-    def came_back(self) -> None:
-        """Record that the function was recomputed, which has computed the state again."""
         self.is_dropped = False
 
     def pack(self, func: Any) -> None:
@@ -383,8 +370,5 @@ def pack(mask: Any) -> Packed | None:
 def unpack(packed: Packed) -> Any:
     """Return the mask that was packed, equal to the bit."""
     xp = chainer.backend.get_array_module(packed.bits)
-    count = 1
-    for length in packed.shape:
-        count *= length
-    flags = xp.unpackbits(packed.bits)[:count].view(bool).reshape(packed.shape)
+    flags = xp.unpackbits(packed.bits)[: math.prod(packed.shape)].view(bool).reshape(packed.shape)
     return packed.scale * flags

@@ -21,6 +21,7 @@ from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.driver import Driver, Malloc
 from umem.devices.cuda.ledger import MemoryOwner, MemoryOwnerRef
 from umem.devices.cuda.ranges import CoreHints
+from umem.devices.virtual.driver import covered
 from umem.devices.virtual.repeating_pool import RepeatingPool
 from umem.trace.recording import free_reporters, reporters
 from umem.units import BLOCK_BYTES
@@ -43,7 +44,7 @@ class Arena:
     Args:
         driver: the GPU.
         grow: allocates managed memory from the driver.
-        otherwise: serves requests of other streams.
+        fallback: serves requests of other streams.
     """
 
     def __init__(self, driver: Driver, grow: Malloc, fallback: Malloc) -> None:
@@ -252,9 +253,7 @@ class OrderedDiscards:
 
 def _blocks(spans: Iterable[Span]) -> Iterator[int]:
     for span in spans:
-        yield from range(
-            span.address // BLOCK_BYTES, -(-(span.address + span.nbytes) // BLOCK_BYTES)
-        )
+        yield from range(*covered(span))
 
 
 def _record(stream: int) -> Any:

@@ -30,13 +30,13 @@ from umem.devices.base import (
 from umem.devices.cost import cuda_model
 from umem.devices.cuda import fork
 from umem.devices.cuda.ledger import has_plain_pool
+from umem.devices.cuda.ranges import umems_errors
 from umem.devices.page_moves import MoveListener, Now
 from umem.devices.spans import byte_ranges
-from umem.errors import DeviceError, HintError, StateError, UmemError
+from umem.errors import DeviceError, HintError, StateError
 
 if TYPE_CHECKING:
     from umem.devices.cost import StepCost
-    from umem.devices.cuda.arena import Arena
     from umem.devices.cuda.driver import CupyPool, Driver, Malloc
     from umem.devices.cuda.ledger import Kind
     from umem.devices.cuda.pools import Pools
@@ -67,7 +67,6 @@ class CudaDevice(Device):
         self._hints: CoreHints | None = None
         self.watches: tuple[WatchedAllocations, ...] = ()
         self._watching = safe_lock()
-        self._arena: Arena | None = None
         self._model = cuda_model(driver.ordinal)
         self.simulated = self._model is not None
         self.name = driver.name.removesuffix(" (simulated)")
@@ -214,11 +213,6 @@ class CudaDevice(Device):
                 free(device.pools)
 
     @property
-    def is_installed(self) -> bool:
-        """Tell whether the calling code's allocations follow a policy of this device."""
-        return self.policy is not None
-
-    @property
     def policy(self) -> Policy | None:
         """Return the policy of the calling code's allocations; None for CuPy's own."""
         return self._installer.policy()
@@ -296,14 +290,14 @@ class CudaDevice(Device):
                 "prefetch before capturing, or on another stream"
             )
         with self._ready() as hints:
-            if self._arena is None:
+            if self.pools.arena is None:
                 return hints.prefetch(spans, to, address)
-            return self._arena.prefetch(hints, spans, to, address)
+            return self.pools.arena.prefetch(hints, spans, to, address)
 
     @property
     def forgets(self) -> bool:
         """Tell whether free memory is known, and the driver can discard it (CUDA 13)."""
-        if self._arena is None or not self._arena.is_open:
+        if self.pools.arena is None or not self.pools.arena.is_open:
             return False
         with self._ready() as hints:
             return hints.discards
@@ -319,38 +313,37 @@ class CudaDevice(Device):
         policy = self.policy
         if policy is None or policy != Policy("managed", policy.limit_bytes):
             return
-        if self._arena is None:
+        if self.pools.arena is None:
             arena = importlib.import_module("umem.devices.cuda.arena")
             grow, fallback = Growth(self.pools, "managed"), self.pools.malloc("managed")
-            self._arena = arena.Arena(self.driver, grow, fallback)
-            self.pools.join("managed", self._arena)
-        if self._arena.is_open:
+            self.pools.arena = arena.Arena(self.driver, grow, fallback)
+        if self.pools.arena.is_open:
             return
         scope.at_close(lambda: self._left(scope))
-        scope.at_close(self._arena.close)
-        self._arena.open()
-        scope.open(Served(self, policy, (self._arena.malloc, self.pools.pool("managed"))))
+        scope.at_close(self.pools.arena.close)
+        self.pools.arena.open()
+        scope.open(Served(self, policy, (self.pools.arena.malloc, self.pools.pool("managed"))))
         self._entered(scope)
 
     def next_step(self) -> None:
         """End a step, so that the next one reuses its addresses."""
-        if self._arena is not None:
-            self._arena.next_step()
+        if self.pools.arena is not None:
+            self.pools.arena.next_step()
 
     def discard_free(self, blocks: Iterable[int]) -> int:
         """Discard the contents of free blocks; returns their bytes."""
-        if self._arena is None:
+        if self.pools.arena is None:
             return 0
         with self._ready() as hints:
-            return self._arena.discard_free(hints, blocks)
+            return self.pools.arena.discard_free(hints, blocks)
 
     def make_ready(self, blocks: Iterable[int], stream: Any) -> int:
         """Make free blocks resident, concurrently with operations; returns their bytes."""
-        if self._arena is None:
+        if self.pools.arena is None:
             return 0
         address = self.driver.stream_address(stream)
         with self._ready() as hints:
-            return self._arena.make_ready(hints, blocks, address)
+            return self.pools.arena.make_ready(hints, blocks, address)
 
     def give_back(self) -> None:
         """Return free blocks of managed memory; waits for the GPU if there are any."""
@@ -445,9 +438,5 @@ class CudaDevice(Device):
             self._hints = self.driver.load_hints()
         with self.driver.current():
             self.driver.bind()
-            try:
+            with umems_errors():
                 yield self._hints
-            except UmemError:
-                raise
-            except Exception as error:  # cuda.core's error class is private before 1.3
-                raise DeviceError(f"the driver refused the hint: {error}") from error

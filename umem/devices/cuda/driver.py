@@ -6,24 +6,22 @@ no device is used until a function here is called.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import cupy
 from cupy.cuda import runtime
 
 from umem._common import host as host_memory
-from umem._common import host as machine
 from umem.devices.base import Advice, Place, Span
 from umem.devices.cuda import captures, fork
 from umem.devices.cuda import ranges as hints
-from umem.devices.cuda.ranges import CoreHints
+from umem.devices.cuda.ranges import CoreHints, umems_errors
 from umem.devices.presets import PRESETS
-from umem.errors import DeviceError, UmemError
+from umem.errors import DeviceError
 
 Malloc = Callable[[int], Any]
 """CuPy's allocator interface: bytes to ``cupy.cuda.MemoryPointer``."""
@@ -208,7 +206,7 @@ class Driver:
             runtime.memAdvise(address, nbytes, _SET[advice], _CPU if place == "cpu" else place)
         else:
             self.here()
-            with _umems_errors():
+            with umems_errors():
                 self.core.advise([Span(address, nbytes)], advice, place, unset=False)
 
     def prefetch_here(self, address: int, nbytes: int) -> None:
@@ -223,7 +221,7 @@ class Driver:
         if self.core is None:
             runtime.memPrefetchAsync(address, nbytes, here, stream)
         else:
-            with _umems_errors():
+            with umems_errors():
                 self.core.prefetch([Span(address, nbytes)], here, stream)
 
     def make_pool(self, grow: Malloc) -> CupyPool:
@@ -322,7 +320,7 @@ class Driver:
     def versions(self) -> dict[str, str | None]:
         """Return the versions of the kernel driver, of its CUDA, and of CuPy's CUDA."""
         return {
-            "nvidia driver": machine.kernel_driver_version(),
+            "nvidia driver": host_memory.kernel_driver_version(),
             "cuda of driver": _version(runtime.driverGetVersion()),
             "cuda of cupy": _version(runtime.runtimeGetVersion()),
         }
@@ -395,17 +393,6 @@ def borrowed(pointer: Any, nbytes: int, owner: Any) -> Any:
     """Wrap memory so that ``owner`` lives as long as its last user."""
     memory = cupy.cuda.UnownedMemory(pointer.ptr, nbytes, owner, device_id=pointer.device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
-
-
-@contextlib.contextmanager
-def _umems_errors() -> Iterator[None]:
-    """Turn cuda.core's errors into umem's; cuda.core's class is private before 1.3."""
-    try:
-        yield
-    except UmemError:
-        raise
-    except Exception as error:
-        raise DeviceError(f"the driver refused the hint: {error}") from error
 
 
 def current_ordinal() -> int:

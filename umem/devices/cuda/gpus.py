@@ -111,7 +111,7 @@ def _fixes(reason: str) -> str:
 
 
 def _after_fork() -> None:
-    if any(device.is_installed for device in opened.values()):
+    if any(device.policy is not None for device in opened.values()):
         fork.refuse_allocations()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import cupy
 
-from umem.trace import program_line
+from umem._common.stacks import program_line
 
 SHARE = 8
 """An array is large from this share of VRAM on: advice for one array is worth a line of code for

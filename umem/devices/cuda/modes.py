@@ -13,7 +13,7 @@ from umem.devices.cuda import driver as cuda_driver
 from umem.devices.cuda.bounds import limit_of
 from umem.devices.cuda.driver import CupyPool, Driver, Malloc
 from umem.devices.cuda.ledger import Kind
-from umem.devices.cuda.pools import Pools
+from umem.devices.cuda.pools import GivenAllocator, Pools
 from umem.errors import DeviceError, SizeError
 from umem.units import format_bytes
 
@@ -140,7 +140,7 @@ def allocator(policy: Policy, driver: Driver, pools: Pools) -> tuple[Malloc, Cup
         driver.check_advice()
     malloc = pools.malloc(kind, policy.preset)
     if policy.upstream is not None:
-        malloc = pools.upstream(policy.upstream, policy.limit_bytes)
+        malloc = GivenAllocator(pools, policy.upstream, policy.limit_bytes)
     if policy.mode == "managed" and policy.prefetch:
         malloc = prefetching(malloc, driver)
     return malloc, pools.pool(kind, policy.preset)

@@ -10,16 +10,15 @@ from typing import Any
 import cupy
 from cupy.cuda import memory_hook
 
-from umem.devices.cuda.arena import listeners
+from umem.devices.cuda.arena import Arena, listeners
 from umem.devices.cuda.driver import CupyPool, own_pool
 from umem.devices.cuda.gpus import open_cuda
 from umem.devices.cuda.pool_in_use import PoolInUse
-from umem.devices.cuda.pools import Cache
 from umem.devices.cuda.retrying import bare
 from umem.trace.recording import AllocationReporter, HeldBytes
 from umem.units import BLOCK_BYTES
 
-Level = CupyPool | Cache
+Level = CupyPool | Arena
 """Memory that reports the bytes used by arrays."""
 
 

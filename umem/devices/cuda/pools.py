@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 # From cupy.cuda: an import from cupy.cuda.runtime would replace the module by a copy.
 from cupy.cuda import MemoryPointer, UnownedMemory
@@ -29,23 +29,18 @@ from umem.devices.cuda.out_of_memory import CudaOutOfMemoryError
 from umem.errors import DeviceError, StateError
 from umem.units import format_bytes
 
+if TYPE_CHECKING:
+    from umem.devices.cuda.arena import Arena
+
 _Answer = TypeVar("_Answer")
-
-
-class Cache(Protocol):
-    """A cache of umem between a pool's growth and arrays."""
-
-    def used_bytes(self) -> int: ...
-    def free_all_blocks(self) -> object: ...
-    def tidy(self) -> None: ...
 
 
 class Growth:
     """The allocator that a pool calls if its cache has no fitting block.
 
-    First, unused caches free their free blocks (`tidy`). Under ``hybrid`` a refusal is final at
-    once, because the spill pool takes over; otherwise it frees free blocks (`give_back`) and then
-    collects garbage before it fails. Thread-safe: CuPy holds no lock here.
+    First, an unused arena frees its free blocks (`Arena.tidy`). Under ``hybrid`` a refusal is final
+    at once, because the spill pool takes over; otherwise it frees free blocks (`give_back`) and
+    then collects garbage before it fails. Thread-safe: CuPy holds no lock here.
 
     Raises:
         CudaLimitError, CudaOutOfMemoryError: nothing was reserved.
@@ -80,7 +75,8 @@ class Growth:
 
     def _reserve(self, nbytes: int) -> Any:
         """Reserve, after freeing caches and collecting garbage if it fails at first."""
-        self._pools.tidy(*self._together)
+        if self._pools.arena is not None and "managed" in self._together:
+            self._pools.arena.tidy()
         self._pools.make_room(self._kind, nbytes)
         reclaims = () if self._spills() else (self._give_back, self._collect)
         for reclaim in reclaims:
@@ -272,12 +268,12 @@ class Pools:
         self.ledger = Ledger()
         self.bounds = Bounds(driver, policy)
         self.gpus = {driver.ordinal}
+        self.arena: Arena | None = None
         self._is_collection_due = False
         self._grown_bytes = 0  # while CuPy's pool had free blocks
         self._lock = threading.RLock()  # a collection of garbage may come while it is held
         self._pools: dict[tuple[Kind, str | None], CupyPool] = {}
         self._mallocs: dict[tuple[Kind | None, str | None], Malloc] = {}
-        self._caches: dict[Kind, list[Cache]] = {kind: [] for kind in get_args(Kind)}
 
     def pool(self, kind: Kind | None, preset: str | None = None) -> CupyPool:
         """Return the pool of a kind and preset; kind None is CuPy's default pool."""
@@ -288,20 +284,16 @@ class Pools:
                 self._pools[kind, preset] = self._make(kind, preset)
             return self._pools[kind, preset]
 
-    def upstream(self, malloc: Malloc, limit_bytes: int | None) -> Malloc:
-        """Return an allocator of managed memory over another library's allocator."""
-        return GivenAllocator(self, malloc, limit_bytes)
-
     def malloc(self, kind: Kind | None, preset: str | None = None) -> Malloc:
         """Return the pool's bound method, the same object every time."""
         return self._mallocs.setdefault((kind, preset), self.pool(kind, preset).malloc)
 
     def used_bytes(self, kind: Kind) -> int:
         """Return the bytes of a kind that arrays use, in all presets; walks all pools."""
-        caches = sum(cache.used_bytes() for cache in self._caches[kind])
+        others = 0
         if kind == "managed":
-            caches += self.ledger.given_bytes()
-        return caches + sum(self._on_each_gpu(lambda gpu: self._used_bytes_on(gpu, kind)))
+            others = self.ledger.given_bytes() + (self.arena.used_bytes() if self.arena else 0)
+        return others + sum(self._on_each_gpu(lambda gpu: self._used_bytes_on(gpu, kind)))
 
     def _used_bytes_on(self, gpu: int, kind: Kind) -> int:
         with self.driver.current(gpu):
@@ -320,10 +312,10 @@ class Pools:
             cached = int(own.total_bytes()) - int(own.used_bytes())
         return cached + self.ledger.reserved()["unmanaged"] - self.used_bytes("unmanaged")
 
-    def made(self) -> list[CupyPool | Cache]:
-        """Return the existing pools and caches, except CuPy's default pool."""
+    def made(self) -> list[CupyPool | Arena]:
+        """Return the existing pools and the arena, except CuPy's default pool."""
         with self._lock:
-            return [*self._pools.values(), *(c for caches in self._caches.values() for c in caches)]
+            return [*self._pools.values(), *([self.arena] if self.arena else [])]
 
     def give_back(self, *kinds: Kind) -> None:
         """Free these kinds' free blocks; waits for the GPU if there are any that are not plain."""
@@ -331,8 +323,8 @@ class Pools:
         for kind in filter(reserved.get, kinds):
             for pool in self._of(kind):
                 self.flush(pool, waits=kind != "unmanaged")
-            for cache in self._caches[kind]:
-                cache.free_all_blocks()
+            if kind == "managed" and self.arena is not None:
+                self.arena.free_all_blocks()
 
     def flush(self, pool: CupyPool, waits: bool = True) -> None:
         """Free a pool's free blocks on all GPUs; see `Driver.flush`."""
@@ -405,10 +397,6 @@ class Pools:
         self.give_back_all()
         self.clear_default()
 
-    def join(self, kind: Kind, cache: Cache) -> None:
-        """Add a cache that grows by a `Growth` to the pools of a kind."""
-        self._caches[kind].append(cache)
-
     def make_room(self, kind: Kind, nbytes: int) -> None:
         """Free CuPy's own free blocks if a growing kind of memory needs the space.
 
@@ -439,12 +427,6 @@ class Pools:
     def _of(self, kind: Kind) -> list[CupyPool]:
         with self._lock:
             return [pool for (other, _), pool in self._pools.items() if other == kind]
-
-    def tidy(self, *kinds: Kind) -> None:
-        """Free the free blocks of unused caches."""
-        for kind in kinds:
-            for cache in self._caches[kind]:
-                cache.tidy()
 
     def _make(self, kind: Kind, preset: str | None) -> CupyPool:
         pool = self.driver.make_pool(Growth(self, kind, preset))

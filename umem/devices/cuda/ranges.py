@@ -6,10 +6,11 @@ cuda.core (1.1 and newer) is right on CUDA 12 and 13. The caller checks that mem
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from umem._common import extras
 from umem._common.extras import installed_version
 from umem.devices.base import Advice, Location, Place, Span, common
 from umem.devices.cuda.streams import LEGACY_STREAMS, PER_THREAD_STREAM
-from umem.errors import DeviceError, HintError, MissingDependencyError
+from umem.errors import DeviceError, HintError, MissingDependencyError, UmemError
 
 _NOWHERE = -2  # cudaInvalidDeviceId
 _CPU = -1
@@ -28,6 +29,17 @@ _DISCARD, _SINCE = b"cuMemDiscardBatchAsync", 13000
 OLDEST_CORE = (1, 1)
 """The version of cuda-core that introduced ManagedBuffer and Host."""
 _PARTS = ("cuda-core", "cuda-bindings", "cupti-python")
+
+
+@contextlib.contextmanager
+def umems_errors() -> Iterator[None]:
+    """Turn cuda.core's errors into umem's; cuda.core's class is private before 1.3."""
+    try:
+        yield
+    except UmemError:
+        raise
+    except Exception as error:
+        raise DeviceError(f"the driver refused the hint: {error}") from error
 
 
 def load(cuda_major: int) -> CoreHints:

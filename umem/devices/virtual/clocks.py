@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from umem._common.arithmetic import FLOAT32
 from umem.devices.virtual.clock import BlockMoves, Clock
 from umem.trace import ONE_KERNEL, Op
 
@@ -26,13 +25,6 @@ class Clocks(tuple[Clock, ...]):
         """Advance the host to the next operation."""
         for clock in self:
             clock.launch(host_seconds, phase, launch_count)
-
-    def compute(
-        self, flops: int, traffic_bytes: int, copied_bytes: int = 0, arithmetic: str = FLOAT32
-    ) -> None:
-        """Run an operation whose blocks are all resident."""
-        for clock in self:
-            clock.compute(flops, traffic_bytes, copied_bytes, arithmetic)
 
     def launch_and_compute(self, host_seconds: float | None, op: Op) -> None:
         """Issue and run an operation that needs no wait, as most do, in one loop."""

@@ -55,8 +55,8 @@ class OnnxGraph:
         nodes: the operators, in the order in which they run.
         tensors: the type of every tensor, by its name.
         inputs: names of the step's inputs.
-        parameters: names of trained tensors: floating-point initialisers of more than one number.
-        constants: names of all other given tensors.
+        parameters: names of trained tensors: floating-point initialisers with a shape.
+        constants: names of all given tensors that are not inputs, parameters included.
         outputs: names of the graph's outputs.
         values: contents of small tensors that follow from the model and its sizes.
     """

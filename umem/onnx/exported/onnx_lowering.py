@@ -27,7 +27,7 @@ class Lowering:
     """Replaces nodes by simpler ones, one after the other, as their inputs become known.
 
     Args:
-        read_version: the version of ONNX's own operators.
+        version: the version of ONNX's own operators.
     """
 
     def __init__(self, onnx: Any, known: KnownTensors, version: int, folder: Any) -> None:

@@ -187,7 +187,7 @@ def check_branch(graph: Any, known: set[str], name: str) -> None:
 
     Args:
         known: names that it may read beside its own.
-        said: the operator's name in messages.
+        name: the operator's name in messages.
     """
     if graph.input:
         raise OnnxError(f"{name} holds a graph with inputs of its own")

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from umem.planner.graph import Graph
-from umem.planner.plans import Model
 from umem.planner.step_table import INFINITE, Segment, Table, bits, nested, numbers, units
 
 Matrix = npt.NDArray[Any]
@@ -26,9 +25,6 @@ Matrix = npt.NDArray[Any]
 
 class KusumotoModel:
     """The formula's costs of steps between lower sets of a graph."""
-
-    name: Model = "kusumoto"
-    kinds = 1
 
     def __init__(self, graph: Graph) -> None:
         self.g = g = graph.numbered

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from umem._common.as_json import json_text
 from umem.reports.outputs import ReportRequest
-from umem.reports.step_json import summary
+from umem.reports.plain_values import summary
 from umem.trace import Alloc, Op
 from umem.trace.analysis import KINDS, Analysis, Bands, Tensor, Vram, bands, kind_curves
 

@@ -45,15 +45,11 @@ def _summary(found: RankedTraces, width: int, vram: Vram | None) -> Iterator[str
     columns = [
         Column("rank", [str(row.rank) for row in rows]),
         Column("peak", [format_bytes(row.peak_bytes) for row in rows]),
-        Column("sent a step", [_or_unknown(row.sent_bytes) for row in rows], drop=2),
+        Column("sent a step", [format_bytes(row.sent_bytes) for row in rows], drop=2),
         Column("a step", [format_seconds(row.seconds) for row in rows], drop=1),
         Column("trace", [row.name for row in rows], drop=3, left=True),
     ]
     yield from table(columns, width)
-
-
-def _or_unknown(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else format_bytes(nbytes)
 
 
 def _operations(row: RankRow, width: int) -> list[str]:

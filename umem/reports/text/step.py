@@ -10,8 +10,9 @@ from typing import NamedTuple
 from rich.text import Text
 
 from umem._common.printable import short
+from umem._common.stacks import innermost
 from umem.reports.text.lines import Column, clipped, table, wrapped
-from umem.trace import DATA_CACHE, innermost
+from umem.trace import DATA_CACHE
 from umem.trace.analysis import Analysis, Leak, OpTotal, Tensor, Vram, thinned
 from umem.units import format_bytes, format_seconds
 

@@ -22,9 +22,6 @@ from umem.trace.events import Alloc, Op
 from umem.trace.trace import Trace, check_trace
 from umem.units import format_bytes
 
-__all__ = ["Analysis", "KindBytes", "OpTotal", "Peak", "Vram", "analyse"]
-
-
 _STEPS = re.compile(r"([1-9][0-9]{0,8})(?:-[1-9][0-9]{0,8})?")
 
 

@@ -145,7 +145,7 @@ class _End:
 
 
 def _ends(reading: Reading) -> dict[int, _End]:
-    """Yield for each step the end of the next one."""
+    """Return for each step the end of the next one."""
     updated = _updated(reading)
     found = {}
     for step in range(len(updated)):

@@ -95,16 +95,11 @@ def rank_files(paths: Sequence[Path]) -> list[Path] | None:
     Raises:
         TraceError: the files belong to several runs, or a rank is missing or repeated.
     """
-    if len(paths) == 1 and paths[0].is_dir():
-        found = sorted(path for path in paths[0].iterdir() if rank_of(path) is not None)
-        if not found:
-            return None
-    else:
-        found = list(paths)
+    is_folder = len(paths) == 1 and paths[0].is_dir()
+    found = sorted(filter(rank_of, paths[0].iterdir())) if is_folder else list(paths)
     ranks = [rank_of(path) for path in found]
     named_ranks = [rank for rank in ranks if rank is not None]
-    is_folder = len(paths) == 1 and paths[0].is_dir()
-    if len(named_ranks) < len(found) or (len(found) < 2 and not is_folder):
+    if len(named_ranks) < len(found) or len(found) < (1 if is_folder else 2):
         return None
     _check_whole(named_ranks)
     return [path for _, path in sorted(zip((rank for _, rank in named_ranks), found, strict=True))]

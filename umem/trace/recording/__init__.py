@@ -33,14 +33,7 @@ if TYPE_CHECKING:
     from umem.trace.recording.kept_steps import Keeper, Kept, Steps
     from umem.trace.recording.marks import listeners
     from umem.trace.recording.meter import BlockMeter, HeldBytes, HostMeter, MeteredPools, of_gpu
-    from umem.trace.recording.recorder import (
-        Audience,
-        Measured,
-        Recorder,
-        active,
-        follow_last,
-        inside,
-    )
+    from umem.trace.recording.recorder import Audience, Measured, Recorder, active, follow_last
     from umem.trace.recording.recordings import mark, record
     from umem.trace.recording.sources import add_source
     from umem.trace.recording.storage import (
@@ -53,7 +46,7 @@ if TYPE_CHECKING:
         root_of,
     )
     from umem.trace.recording.tally import GROUPS, NAMES, Tally
-    from umem.trace.recording.thread import thread_state
+    from umem.trace.recording.thread import inside, thread_state
 else:
     from umem._common.faces import face
 
@@ -62,10 +55,10 @@ else:
         kept_steps="Keeper Kept Steps",
         marks="listeners",
         meter="BlockMeter HeldBytes HostMeter MeteredPools of_gpu",
-        recorder="Audience Measured Recorder active follow_last inside",
+        recorder="Audience Measured Recorder active follow_last",
         recordings="mark record",
         sources="add_source",
         storage="AllocationReporter Lifetimes Reach address_of free_reporters reporters root_of",
         tally="GROUPS NAMES Tally",
-        thread="thread_state",
+        thread="inside thread_state",
     )

@@ -16,6 +16,7 @@ from umem.trace.frameworks import framework_notes
 from umem.trace.recording.buffer import Boundary
 from umem.trace.recording.recorder import Recorder
 from umem.trace.trace import Trace
+from umem.trace.walk import with_sizes
 
 EVENT_LIMIT = 1_000_000
 """At most this many events are stored; an operation makes about three."""
@@ -295,15 +296,9 @@ def calibrate(
             if any(isinstance(event, Op) and event.workspace_bytes is None for event in step):
                 missing.append(index)
         else:
-            found += _filled(step, workspace)
+            found += with_sizes(step, workspace)
     return Calibrated(found + events[len(found) :], tuple(missing))
 
 
 def _key(op: Op) -> tuple[str, str, int, int]:
     return op.name, op.phase, op.flops, op.traffic_bytes
-
-
-def _filled(step: list[Event], workspace: list[int | None]) -> Iterable[Event]:
-    sizes = iter(workspace)
-    for event in step:
-        yield event._replace(workspace_bytes=next(sizes)) if isinstance(event, Op) else event

@@ -42,21 +42,13 @@ from umem.trace.recording.storage import (
     reporters,
     root_of,
 )
-from umem.trace.recording.thread import inside, thread_state
+from umem.trace.recording.thread import thread_state
 from umem.trace.trace import Trace
-
-__all__ = ["Measured", "Reach", "Recorder", "active", "address_of", "inside", "root_of"]
 
 Measure = Literal["time", "workspace"]
 
 
-class Following:
-    """The base of objects in a scope's payload that receive operations: recorders."""
-
-    measure: str
-
-
-class Recorder(Scoped["Recorder"], Lifetimes, Following):
+class Recorder(Scoped["Recorder"], Lifetimes):
     """Records the operations of the calling thread as events: stores them, and calls a listener.
 
     Used as a context manager; ``umem.record()`` makes one.
@@ -391,9 +383,8 @@ class Audience:
     __slots__ = ("is_traced", "recorders", "state")
 
     def __init__(self, payload: tuple[Any, ...]) -> None:
-        found: list[Any] = [part for part in payload if isinstance(part, Following)]
-        self.recorders: tuple[Recorder, ...] = tuple(found)
-        self.is_traced = any(follower.measure == "workspace" for follower in found)
+        self.recorders = tuple(part for part in payload if isinstance(part, Recorder))
+        self.is_traced = any(recorder.measure == "workspace" for recorder in self.recorders)
         self.state = thread_state()  # an Audience with recorders is derived for one thread alone
 
 
@@ -421,7 +412,7 @@ class Measured:
     the operation returns; None when time is measured, or no meter can measure it.
 
     Args:
-        told: the recorders; by default all that follow the calling code.
+        audience: the recorders; by default all that follow the calling code.
         arrays: the operation's arrays, or objects that have them as ``array``; their memory is
             measured.
     """

@@ -61,7 +61,7 @@ class AllocationReporter(Protocol):
         """Record that an allocator has handed out a block of the requested bytes."""
 
     def ended(self, address: int) -> None:
-        """Record that a block of `allocated` was freed."""
+        """Record that a block of `begun` was freed."""
 
 
 reporters: list[AllocationReporter] = []

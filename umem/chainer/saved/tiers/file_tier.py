@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from umem._common.files import free_bytes, open_nameless, reason
+from umem._common.files import ROOM_LEFT_BYTES, free_bytes, open_nameless, reason, write_at
 from umem._common.printable import short
 from umem.chainer.saved.array_layout import bytes_of
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents, most_mappings
@@ -32,8 +32,6 @@ from umem.units import MIB, format_bytes, format_seconds
 
 LINE_BYTES = 64
 """A fetched array has its former address modulo this cache line, which affects speed."""
-ROOM_LEFT_BYTES = 64 * MIB
-"""At least this much of a disk's free space is left to others: a guess, not measured."""
 TRIM_BYTES = 8 * MIB
 """After this many freed bytes the C library is asked to return free memory to the system: a guess,
 not measured."""
@@ -116,10 +114,6 @@ class FileTier:
             return False
         return True
 
-    def handle(self) -> int:
-        """Return the file descriptor."""
-        return int(self._file.fileno())
-
     def write(self, held: list[Any], place: Extent, skew: int) -> None:
         """Write an array to an extent, ``skew`` bytes in; runs in the writing thread.
 
@@ -132,10 +126,7 @@ class FileTier:
             OSError: the system refuses; the extent has part of the array at most.
         """
         begun = time.monotonic()
-        data, at = memoryview(bytes_of(held.pop())), place.start + skew
-        while data:
-            written = os.pwrite(self._file.fileno(), data, at)
-            data, at = data[written:], at + written
+        write_at(self._file.fileno(), bytes_of(held.pop()), place.start + skew)
         self._write_seconds += time.monotonic() - begun
 
     def map(self, place: Extent, nbytes: int) -> Any:

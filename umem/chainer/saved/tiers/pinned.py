@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from chainer.backends import cuda
 
+from umem._common.host import CONTEXT_FAULTS, available_bytes, pinned_room
 from umem.chainer.saved.tiers.extents import PAGE, Extent, Extents
 from umem.chainer.saved.tiers.recorder_events import KnownAs, record_fetch, record_send, unrecorded
 from umem.chainer.saved.tiers.tier import Process
-from umem.devices import CONTEXT_FAULTS, available_bytes, pinned_room
 from umem.devices import cuda as gpu  # its names import CuPy, which may be missing
 from umem.errors import OffloadWarning, StateError, warn_at_program
 from umem.units import MIB, format_bytes
@@ -59,7 +58,7 @@ class PinnedTier:
         if not self.process.is_this():
             return None
         with array.device:
-            if _is_capturing():
+            if gpu.is_captured():
                 return None
             lane = self._lanes.get(array.device.id)
             if lane is None:
@@ -99,15 +98,10 @@ class Lane:
     def __init__(self, limit_bytes: int | None) -> None:
         xp = cuda.cupy.cuda
         gpu.follow_captures()
-        refused = (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError)
-        self.slabs = Slabs(self._pin, refused, limit_bytes)
+        self.slabs = Slabs(limit_bytes)
         self.down, self.up = (xp.Stream(non_blocking=True) for _ in range(2))
         self._passed = xp.Event(disable_timing=True)
         self.forgotten: deque[PinnedSent] = deque()
-
-    @staticmethod
-    def _pin(nbytes: int) -> Any:
-        return PinnedUntilCopied(cuda.cupy.cuda.PinnedMemory(nbytes))
 
     def order(self, first: Any, then: Any) -> None:
         """Make stream ``then`` wait for the operations on stream ``first`` so far."""
@@ -202,7 +196,7 @@ class PinnedSent:
         self._stream, self._order = stream, gpu.stream_order(stream.ptr)
 
     def _is_in_capture(self) -> bool:
-        return _is_capturing() or _is_capturing(self._stream.ptr)
+        return gpu.is_captured() or gpu.is_captured(self._stream.ptr)
 
     def fetch(self) -> None:
         """Begin to fetch the array.
@@ -279,17 +273,12 @@ def _computing() -> Any:
     Raises:
         StateError: the stream is being captured, and an outside copy cannot be part of that.
     """
-    if _is_capturing():
+    if gpu.is_captured():
         raise StateError(
             "an array that was sent to the host cannot be fetched while the stream is captured: "
             "run backward before the capture, or leave Offload"
         )
     return cuda.cupy.cuda.get_current_stream()
-
-
-def _is_capturing(stream: int | None = None) -> bool:
-    """Tell whether a stream, by default the current one, is being captured."""
-    return gpu.is_captured(stream)
 
 
 # -- slabs: pinning takes milliseconds each time, so memory is taken in few large pieces --------
@@ -329,8 +318,6 @@ class Slabs:
     """An allocator of pinned memory; grows by slabs within the limit of the user, host and driver.
 
     Args:
-        pin: pins a number of bytes, and returns an object with their address as ``ptr``.
-        refused: the exceptions that ``pin`` raises if the driver does not pin that much.
         limit_bytes: the most to pin, and at most half of the host's available memory; None: no
             other limit.
 
@@ -338,13 +325,8 @@ class Slabs:
     given.
     """
 
-    def __init__(
-        self,
-        pin: Callable[[int], Any],
-        refused: tuple[type[Exception], ...],
-        limit_bytes: int | None = None,
-    ) -> None:
-        self._pin, self._refused, self._limit = pin, refused, limit_bytes
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit = limit_bytes
         self._slabs: list[Slab] = []
         self._may_grow = True
 
@@ -377,11 +359,13 @@ class Slabs:
         size = max(least, self.held_bytes, FIRST_BYTES)
         for most in (room, pinned_room(self.held_bytes)):
             size = size if most is None else min(size, most)
+        xp = cuda.cupy.cuda
         while size >= least:
             try:
-                self._slabs.append(Slab(self._pin(size), size, Extents()))
+                pinned = PinnedUntilCopied(xp.PinnedMemory(size))
+                self._slabs.append(Slab(pinned, size, Extents()))
                 return True
-            except self._refused as error:
+            except (xp.runtime.CUDARuntimeError, xp.memory.OutOfMemoryError) as error:
                 if getattr(error, "status", None) in CONTEXT_FAULTS:
                     raise
                 size //= 2
