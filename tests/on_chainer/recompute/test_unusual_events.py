@@ -53,8 +53,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     found = Watched()
     finish, refuse = Pass.finish, Pass.refuse
 
-    def watched_finish(self: Pass, whole: bool) -> bool:
-        first = finish(self, whole)
+    def watched_finish(self: Pass) -> bool:
+        first = finish(self)
         assert self.phase == "over"
         if first:
             found.ended.append(State(type(self.rule).__name__, self.integrity, self.why))
