@@ -327,17 +327,12 @@ class Graphs:
         seen = self.find([call.signature for call in now.calls])
         if seen is None:
             return
-        old = seen.facts
-        dead = [c.index for c in now.calls if c.index not in now.popped and not c.has_graph]
+        old = seen.facts.with_backward(now.calls, now.roots, now.order())
         facts = replace(
             old,
             keeps_order=old.keeps_order or now.has_nested,
-            roots=now.roots,
             backward_seconds=old.backward_seconds or dict(now.backward_seconds),
-            dead=frozenset(dead),
-            order=now.order(),
             backward_workspace=now.backward_workspace if measured else old.backward_workspace,
-            ranks=[call.plain_rank for call in now.calls],
         )
         seen.went_backward(facts, now.why)
         if seen.pass_count > 1:  # the graph repeats
@@ -387,15 +382,9 @@ class Graphs:
         if now.plain_order is None or not self.plans_first:
             return None
         first = SeenGraph(seen.number, replace(seen.tape, observed=tuple(now.observed)))
-        dead = [c.index for c in now.calls if c.index not in now.plain_order and not c.has_graph]
-        first.facts = replace(
-            seen.facts,
-            backward_workspace=seen.facts.backward_workspace or dict(enumerate(now.workspace)),
-            roots=now.roots,
-            order=now.plain_order,
-            ranks=[call.plain_rank for call in now.calls],
-            dead=frozenset(dead),
-        )
+        facts = seen.facts.with_backward(now.calls, now.roots, now.plain_order)
+        workspace = facts.backward_workspace or dict(enumerate(now.workspace))
+        first.facts = replace(facts, backward_workspace=workspace)
         plan = self._first_plan(first)
         return None if plan.fits else LatePlan(first, plan)
 

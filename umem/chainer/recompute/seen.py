@@ -168,6 +168,14 @@ class GraphFacts:
             old_gradients={**self.old_gradients, **old_gradients},
         )
 
+    def with_backward(
+        self, calls: Sequence[Call], roots: Roots, order: Mapping[int, int]
+    ) -> GraphFacts:
+        """Return the facts with a backward from some roots, which takes calls in an order."""
+        dead = [call.index for call in calls if call.index not in order and not call.has_graph]
+        ranks = [call.plain_rank for call in calls]
+        return replace(self, roots=roots, order=order, ranks=ranks, dead=frozenset(dead))
+
     def with_updates(self, optimizers: OptimizerFacts) -> GraphFacts:
         """Return the facts with the present bytes of optimizers.
 
