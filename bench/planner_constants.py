@@ -197,13 +197,13 @@ BENCH = common.Bench(
 
 
 @click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="Two constants, seven small graphs.")
+@click.option("--quick", is_flag=True, help="Two constants, two small graphs.")
 @click.option("--random", "count", default=140, show_default=True, help="Random graphs.")
 @common.json_option
 def main(quick: bool, count: int, path: Path | None) -> None:
     """Measure, print the tables, and write the result."""
     warnings.simplefilter("ignore", UserWarning)  # batch normalisation of a single value
-    kinds = {"short": cases(random_graphs(7 if quick else count))}
+    kinds = {"short": cases(random_graphs(2 if quick else count))}
     if not quick:
         kinds["long"] = cases(long_graphs(LONG))
     usual = {kind: planned(some) for kind, some in kinds.items()}

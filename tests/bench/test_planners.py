@@ -1,4 +1,4 @@
-"""bench/planners.py runs, and says what it promises."""
+"""bench/planners.py and planner_constants.py run, and say what they promise."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def test_the_bench_plans_a_network_and_is_never_better_than_the_optimum(tmp_path
         if small["status"] == "optimal":
             assert small["overhead"] >= small["optimum"] - 1e-6
     assert "GoogLeNet" in printed and "optimal" in printed
+
+
+@needs_chainer
+def test_each_constant_is_halved_and_doubled(tmp_path):
+    report, printed = written(tmp_path, "planner_constants.py", "--quick")
+    assert report["bench"] == "planner_constants" and report["simulated"] is True
+    values = {(row["constant"], row["value"] / row["usual"]) for row in report["rows"]}
+    assert values == {(f"beam.{name}", by) for name in ("WIDTH", "PROTECTED") for by in (0.5, 2)}
+    assert all(row["most_lost"] >= row["mean_change"] for row in report["rows"])
+    assert "beam.WIDTH" in printed
 
 
 @needs_chainer
