@@ -198,22 +198,26 @@ BENCH = common.Bench(
 
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="Two constants, two small graphs.")
+@click.option("--only", multiple=True, type=click.Choice([one.name for one in CONSTANTS]))
 @click.option("--random", "count", default=140, show_default=True, help="Random graphs.")
 @common.json_option
-def main(quick: bool, count: int, path: Path | None) -> None:
+def main(quick: bool, only: tuple[str, ...], count: int, path: Path | None) -> None:
     """Measure, print the tables, and write the result."""
     warnings.simplefilter("ignore", UserWarning)  # batch normalisation of a single value
-    kinds = {"short": cases(random_graphs(2 if quick else count))}
-    if not quick:
-        kinds["long"] = cases(long_graphs(LONG))
+    names = ("WIDTH", "PROTECTED") if quick else only
+    chosen = [one for one in CONSTANTS if not names or one.name in names]
+    make = {
+        "short": lambda: random_graphs(2 if quick else count),
+        "long": lambda: long_graphs(LONG),
+    }
+    kinds = {kind: cases(make[kind]()) for kind in {one.graphs for one in chosen}}
     usual = {kind: planned(some) for kind, some in kinds.items()}
     rows = [
         row(constant, factor, kinds[constant.graphs], usual[constant.graphs])
-        for constant in CONSTANTS
-        if constant.graphs in kinds and (not quick or constant.name in ("WIDTH", "PROTECTED"))
+        for constant in chosen
         for factor in (0.5, 2)
     ]
-    options = {"quick": quick, "random": count, "networks": [] if quick else list(LONG)}
+    options = {"quick": quick, "only": list(only), "random": count, "networks": list(LONG)}
     BENCH.finish(rows, path, simulated=True, options=options)
 
 
