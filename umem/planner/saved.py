@@ -46,8 +46,8 @@ RECOMPUTED, CHEAPLY_RECOMPUTED, STORED = 0, 1, 2
 WINDOW = 256
 """In large graphs, a recomputed block has at most this many nodes.
 
-With half of them, plans of long chains have 1.1 points of a forward pass more overhead at the mean,
-19 at the most, in the same planning time (bench/planner_constants.py).
+With half of them, plans of long chains have up to 7 points of a forward pass more overhead; twice
+as many win 0.3 at the most (bench/planner_constants.py).
 """
 NEVER = 1 << 40
 """A place beyond every node's, for bytes that no step of backward needs."""

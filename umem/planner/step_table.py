@@ -20,8 +20,8 @@ INFINITE = 1 << 61
 LEVELS = 4000
 """Costs that must be rounded are rounded to one part in this many of their sum.
 
-With half as many, plans of long chains have 0.2 points of a forward pass more overhead at the mean,
-1.7 at the most; twice as many take a third more planning (bench/planner_constants.py).
+With half as many, plans of long chains have up to 2 points of a forward pass more overhead; twice
+as many win 0.3 at the most, and take 1.2 times the planning (bench/planner_constants.py).
 """
 FINE = LEVELS // 4
 """At most this many costs are each rounded to the nearest level; more, up or down in turn."""

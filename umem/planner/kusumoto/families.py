@@ -20,7 +20,7 @@ MAX_SETS = 800
 """At most about this many lower sets are used, unless all are requested.
 
 With half of them, plans of long chains have up to 17 points of a forward pass more overhead; twice
-as many win 0.4 at the most, and take 1.8 times the planning (bench/planner_constants.py).
+as many win 0.2 at the most, and take twice the planning (bench/planner_constants.py).
 """
 CHUNK = 256
 """The number of lower sets whose boundaries are computed at once."""
