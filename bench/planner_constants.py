@@ -171,8 +171,8 @@ def answer(result: common.Result) -> str:
     wins = min(double, key=lambda one: one["mean_change"])
     return (
         f"Halved, {loses['constant']} costs most: {100 * loses['mean_change']:.2f} points of "
-        f"forward on the average, {100 * loses['most_lost']:.1f} at worst ({loses['lost_by']}). "
-        f"Doubled, {wins['constant']} wins most: {-100 * wins['mean_change']:.2f} points, for "
+        f"forward on the average, {100 * loses['most_lost']:.1f} at worst ({loses['lost_by']}); "
+        f"doubled, {wins['constant']} wins most: {-100 * wins['mean_change']:.2f} points, for "
         f"{wins['time_ratio']:.2g} times the planning."
     )
 
