@@ -45,8 +45,8 @@ and twice of it make the same 210 plans (bench/planner_constants.py).
 FULL_WIDTH = 24
 """At most this many nodes are searched with `WIDTH`; with more, the width shrinks with their cube.
 
-So the work grows slowly with the nodes. With 12, one of 210 plans has 5.6 points of a forward pass
-more overhead; 48 changes none (bench/planner_constants.py).
+So the work grows slowly with the nodes. With 12, one of 210 plans of up to 24 nodes has 5.6 points
+of a forward pass more overhead (bench/planner_constants.py); more was not measured.
 """
 LEAST_WIDTH = 24
 """At least this many states are followed, however large the graph. A guess."""
@@ -54,7 +54,8 @@ PROTECTED = 4
 """At most this many states that can still become the known plan are never pruned.
 
 Without any, and without following that plan, 4 or more of 45 plans of graphs of 3 to 6 nodes miss
-the optimum (tests/planner/test_rematerialize.py). The number is a guess.
+the optimum (tests/planner/test_rematerialize.py). Half and twice of it make the same 210 plans
+(bench/planner_constants.py).
 """
 
 

@@ -25,7 +25,10 @@ It changes no plan, and half or twice of it planning by less than a tenth
 """
 WIDER = 4
 ROUNDS = 8
-"""At most this many prices are tried; usually the best is found earlier."""
+"""At most this many prices are tried; usually the best is found earlier.
+
+Half and twice of it make the same 18 plans (bench/planner_constants.py).
+"""
 Floats = npt.NDArray[np.float64]
 
 
