@@ -7,8 +7,8 @@ quarter and a half of the way to keeping all. A plan's overhead is a share of fo
 in points of that share, on the average and for the plan that loses most. Planning time is a ratio
 of the sums over all plans, of processor time.
 
-No plan at all within a budget counts as a loss of 100 points. Two constants
-that limit the nodes of a graph are only halved, because twice of them changes nothing up to 24.
+No plan at all within a budget counts as a loss of 100 points. Two constants that limit the nodes of
+a graph are only halved, because twice of them changes nothing up to 24.
 """
 
 from __future__ import annotations
